@@ -1,0 +1,156 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/config/macros.hpp>
+#include <ulysses/core/pack.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+/// The arithmetic between the products of blocked attention, one row of a tile at a time.
+///
+/// Scores arrive as base-2 exponents (log2(e) is folded into the product's factor). A row's
+/// instructions depend on nothing but its own values and on how many keys it sees: rows are padded with
+/// -inf to a whole number of steps, whose probability is exactly 0, and functions over rows are
+/// never inlined, so that no two rows can be compiled differently.
+namespace ulysses::inline v0::detail {
+
+/// Rows are worked on in steps of this many elements; a row's buffer is a multiple of it.
+template <class T>
+inline constexpr std::int64_t softmax_step = 4 * static_cast<std::int64_t>(lanes<T>);
+
+/// 2^t for t <= 0: a polynomial on [-1/2, 1/2], scaled by adding to the exponent's bits. 2^0 is exactly
+/// 1; below the smallest normal number, and for -inf, exactly 0. NaN stays NaN.
+///
+/// float: minimax polynomial of degree 5, relative error under 2e-7. double: Taylor's of degree 13, under
+/// 4e-16.
+template <class T>
+[[gnu::always_inline]] inline pack<T> exp2_pack(pack<T> const& t) {
+    using bits = pack_mask<T>;
+    constexpr bool single = std::same_as<T, float>;
+    constexpr T magic = single ? T(0x1.8p23) : T(0x1.8p52);  // adding it rounds to an integer
+    constexpr T smallest = single ? T(-125) : T(-1021);
+    auto const shifted = t + magic;
+    auto const f = t - (shifted - magic);
+    pack<T> p;
+    if constexpr (single) {
+        p = f * 0.001326472731307149f + 0.009671512991189957f;
+        p = p * f + 0.05550733581185341f;
+        p = p * f + 0.24022242426872253f;
+        p = p * f + 0.6931470036506653f;
+    } else {
+        p = f * 1.3691488853904124e-12 + 2.5678435993488196e-11;
+        p = p * f + 4.44553827187081e-10;
+        p = p * f + 7.054911620801121e-09;
+        p = p * f + 1.0178086009239696e-07;
+        p = p * f + 1.3215486790144305e-06;
+        p = p * f + 1.5252733804059838e-05;
+        p = p * f + 0.00015403530393381606;
+        p = p * f + 0.0013333558146428441;
+        p = p * f + 0.009618129107628477;
+        p = p * f + 0.055504108664821576;
+        p = p * f + 0.2402265069591007;
+        p = p * f + 0.6931471805599453;
+    }
+    p = p * f + T(1);
+    bits exponent, value;
+    std::memcpy(&exponent, &shifted, sizeof exponent);
+    std::memcpy(&value, &p, sizeof value);
+    value += exponent << (single ? 23 : 52);
+    value &= ~static_cast<bits>(t < smallest);
+    std::memcpy(&p, &value, sizeof p);
+    return p;
+}
+
+/// The largest lane.
+template <class T>
+[[gnu::always_inline]] inline T largest_lane(pack<T> const& value) {
+    T lane[lanes<T>];
+    store_pack(lane, value);
+    for (auto half = lanes<T> / 2; half > 0; half /= 2)
+        for (std::size_t i = 0; i < half; ++i) lane[i] = std::max(lane[i], lane[i + half]);
+    return lane[0];
+}
+
+/// Masks the keys a row does not see: the rest of the last step -inf, what follows it 0, up to `count`.
+/// Returns the number of elements in whole steps.
+template <class T>
+std::int64_t mask_row(T* scores, std::int64_t seen, std::int64_t count) {
+    constexpr auto step = softmax_step<T>;
+    auto const padded = (seen + step - 1) / step * step;
+    std::fill(scores + seen, scores + padded, -std::numeric_limits<T>::infinity());
+    if (padded < count) std::fill(scores + padded, scores + count, T(0));
+    return padded;
+}
+
+/// A row's softmax so far.
+template <class T>
+struct softmax_state {
+    T* largest;  ///< largest exponent
+    T* sums;     ///< [lanes] parts of the denominator
+};
+
+/// Turns a row of exponents into probabilities relative to the largest exponent so far. When that grows,
+/// the denominator and the `dim` elements of `out` summed so far are brought to it.
+/// *Source*: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+template <class T>
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS void softmax_row_step(T* scores, std::int64_t seen,
+                                                             std::int64_t count, bool first,
+                                                             softmax_state<T> state, T* out,
+                                                             std::int64_t dim) {
+    constexpr auto width = static_cast<std::int64_t>(lanes<T>);
+    auto const padded = mask_row(scores, seen, count);
+    auto const none = fill_pack(-std::numeric_limits<T>::infinity());
+    pack<T> high[4] = {none, none, none, none};
+    for (std::int64_t j = 0; j < padded; j += 4 * width)
+        for (int u = 0; u < 4; ++u) {
+            auto const s = load_pack(scores + j + u * width);
+            high[u] = s > high[u] ? s : high[u];
+        }
+    high[0] = high[0] > high[1] ? high[0] : high[1];
+    high[2] = high[2] > high[3] ? high[2] : high[3];
+    auto const before = first ? -std::numeric_limits<T>::infinity() : *state.largest;
+    auto const now =
+        std::max(before, largest_lane<T>(high[0] > high[2] ? high[0] : high[2]));
+    auto const base = fill_pack(now == -std::numeric_limits<T>::infinity() ? T(0) : now);
+    auto sum = pack<T>{};
+    if (!first) {
+        sum = load_pack(state.sums);
+        if (now > before) {
+            auto const factor = exp2_pack<T>(fill_pack(before) - base);
+            sum *= factor;
+            for (std::int64_t d = 0; d < dim; ++d) out[d] *= factor[0];
+        }
+    }
+    pack<T> part[4] = {};
+    for (std::int64_t j = 0; j < padded; j += 4 * width)
+        for (int u = 0; u < 4; ++u) {
+            auto const p = exp2_pack<T>(load_pack(scores + j + u * width) - base);
+            part[u] += p;
+            store_pack<T>(scores + j + u * width, p);
+        }
+    sum += (part[0] + part[1]) + (part[2] + part[3]);
+    store_pack(state.sums, sum);
+    *state.largest = now;
+}
+
+/// Backward of a row: scores become p = 2^(score - lse), `dp` becomes ds = p * (dp - delta). `lse` is base 2.
+template <class T>
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS void softmax_row_backward(T* scores, T* dp, std::int64_t seen,
+                                                                 std::int64_t count, T lse, T delta) {
+    constexpr auto width = static_cast<std::int64_t>(lanes<T>);
+    auto const padded = mask_row(scores, seen, count);
+    auto const base = fill_pack(lse);
+    auto const mean = fill_pack(delta);
+    for (std::int64_t j = 0; j < padded; j += width) {
+        auto const p = exp2_pack<T>(load_pack(scores + j) - base);
+        store_pack<T>(scores + j, p);
+        store_pack<T>(dp + j, p * (load_pack(dp + j) - mean));
+    }
+    if (padded < count) std::fill(dp + padded, dp + count, T(0));
+}
+
+}  // namespace ulysses::inline v0::detail

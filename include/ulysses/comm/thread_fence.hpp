@@ -1,0 +1,119 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/communicator.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+/// The rendezvous of rank threads: a barrier with a deadline that a failing rank breaks at once.
+namespace ulysses::inline v0::threads {
+
+struct options {
+    /// How long a rank waits for a silent peer before the group fails with `timed_out`.
+    std::chrono::milliseconds deadline = std::chrono::seconds(600);
+};
+
+namespace detail {
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/// A reusable barrier over `size` threads.
+///
+/// *Thread safety*: `arrive_and_wait(rank)` by the thread of each rank, `fail` by any.
+class breakable_barrier {
+   public:
+    breakable_barrier(int size, options const& given)
+        : options_(given), arrivals_(static_cast<std::size_t>(size)) {
+        // Spinning only pays while every rank has a core to spin on.
+        auto const cores = std::thread::hardware_concurrency();
+        spins_ = static_cast<unsigned>(size) <= cores ? 2000 : 0;
+    }
+
+    /// Returns once every rank has arrived. *Throws* the error the group failed with.
+    void arrive_and_wait(int rank) {
+        auto const size = arrivals_.size();
+        if (size == 1) return;
+        auto const phase = phase_.load(std::memory_order_acquire);
+        if (failed_.load(std::memory_order_acquire)) throw_failure();
+        arrivals_[static_cast<std::size_t>(rank)].store(phase + 1, std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+            arrived_.store(0, std::memory_order_relaxed);
+            {
+                std::lock_guard lock(mutex_);
+                phase_.store(phase + 1, std::memory_order_release);
+            }
+            released_.notify_all();
+            return;
+        }
+        for (unsigned i = 0; i < spins_; ++i) {
+            if (phase_.load(std::memory_order_acquire) != phase) return;
+            relax();
+        }
+        std::unique_lock lock(mutex_);
+        auto const until = std::chrono::steady_clock::now() + options_.deadline;
+        auto const ready = [&] { return passed(phase) || failed_.load(std::memory_order_acquire); };
+        if (!released_.wait_until(lock, until, ready)) {
+            lock.unlock();
+            fail(errc::timed_out, silent_ranks(rank, phase + 1), -1);
+            lock.lock();
+        }
+        if (passed(phase)) return;
+        lock.unlock();
+        throw_failure();
+    }
+
+    /// Breaks the barrier: every waiting and every later arrival throws. The first failure stays.
+    void fail(errc code, std::string const& text, int rank) {
+        {
+            std::lock_guard lock(mutex_);
+            if (failed_.load(std::memory_order_relaxed)) return;
+            code_ = code;
+            text_ = text;
+            rank_ = rank;
+            failed_.store(true, std::memory_order_release);
+        }
+        released_.notify_all();
+    }
+
+    bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+   private:
+    bool passed(std::uint64_t phase) const { return phase_.load(std::memory_order_acquire) != phase; }
+
+    [[noreturn]] void throw_failure() const { throw_error(code_, text_, rank_); }
+
+    std::string silent_ranks(int rank, std::uint64_t phase) const {
+        std::string silent;
+        for (std::size_t r = 0; r < arrivals_.size(); ++r)
+            if (arrivals_[r].load(std::memory_order_relaxed) < phase) silent += concat(" ", r);
+        return concat("ulysses: fence: every rank must arrive within the deadline: rank ", rank,
+                      " waited ", options_.deadline.count(), " ms, silent ranks:", silent);
+    }
+
+    options options_;
+    unsigned spins_ = 0;
+    std::vector<std::atomic<std::uint64_t>> arrivals_;
+    alignas(64) std::atomic<std::size_t> arrived_{0};
+    alignas(64) std::atomic<std::uint64_t> phase_{0};
+    std::atomic<bool> failed_{false};
+    std::mutex mutex_;
+    std::condition_variable released_;
+    errc code_ = errc::none;
+    std::string text_;
+    int rank_ = -1;
+};
+
+}  // namespace detail
+
+}  // namespace ulysses::inline v0::threads

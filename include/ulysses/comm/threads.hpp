@@ -1,0 +1,320 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/comm/thread_fence.hpp>
+#include <ulysses/core/communicator.hpp>
+
+#include <exception>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+/// Ranks as threads of one process, reaching each other's memory directly.
+///
+///     ulysses::threads::run(4, [&](ulysses::threads::communicator ranks) { ... });
+///
+/// or, in an engine that has its own threads, a `group` made once and one `handle(rank)` a thread.
+namespace ulysses::inline v0::threads {
+
+class communicator;
+
+namespace detail {
+
+/// One rank's part of a window, and the parts of all ranks: each handle keeps all parts alive, so
+/// memory is freed when the last rank lets go, without any collective call.
+struct window_parts {
+    std::vector<std::shared_ptr<std::byte>> memory;
+    std::size_t bytes = 0;
+};
+
+struct group_state {
+    /// What a rank shows to the others between two fences.
+    struct alignas(64) slot {
+        fence_status status[2];
+        unsigned parity = 0;
+        std::uint64_t calls = 0;
+        std::span<std::byte> data{};
+        int color = 0, key = 0;
+        std::shared_ptr<std::byte> memory;
+        std::shared_ptr<group_state> child;
+        std::vector<fence_status> seen;
+        std::shared_ptr<window_parts const> shared[2];
+    };
+
+    group_state(int size, options const& given)
+        : settings(given), barrier(size, given), slots(static_cast<std::size_t>(size)) {
+        for (auto& s : slots) s.seen.resize(slots.size());
+    }
+
+    /// Fails the group and every group split from it.
+    void fail(errc code, std::string const& text, int rank) {
+        barrier.fail(code, text, rank);
+        std::lock_guard lock(children_mutex);
+        for (auto const& weak : children)
+            if (auto const child = weak.lock()) child->fail(code, text, rank);
+    }
+
+    options settings;
+    breakable_barrier barrier;
+    std::vector<slot> slots;
+    std::mutex children_mutex;
+    std::vector<std::weak_ptr<group_state>> children;
+};
+
+template <class T>
+T combined(reduction op, T a, T b) {
+    switch (op) {
+        case reduction::sum: return static_cast<T>(a + b);
+        case reduction::min: return b < a ? b : a;
+        case reduction::max: return a < b ? b : a;
+    }
+    return a;
+}
+
+}  // namespace detail
+
+/// Handle to one rank of a group of threads.
+///
+/// *Thread safety*: a handle and its copies belong to the thread of their rank. All collective calls
+/// must be made by every rank in the same order.
+class communicator {
+   public:
+    using space_type = host_space;
+    using window_type = std::shared_ptr<detail::window_parts const>;
+
+    communicator() = default;
+    communicator(std::shared_ptr<detail::group_state> group, int rank)
+        : group_(std::move(group)), rank_(rank), size_(static_cast<int>(group_->slots.size())) {}
+
+    int rank() const noexcept { return rank_; }
+    int size() const noexcept { return size_; }
+    std::uint64_t begin_call() const { return ++mine().calls; }
+
+    /// *Blocking*: until every rank has arrived. *Throws* the verdict of all statuses; `peer_failed` when a
+    /// rank has left the group; `timed_out` after the group's deadline.
+    void fence(fence_status const& status) const {
+        auto& slot = mine();
+        // Two statuses in turn: a slow rank may still read the last fence's while this one is written.
+        auto const parity = slot.parity ^= 1u;
+        slot.status[parity] = status;
+        wait();
+        for (int r = 0; r < size_; ++r)
+            slot.seen[static_cast<std::size_t>(r)] = at(r).status[parity];
+        throw_verdict(slot.seen);
+    }
+
+    window_type make_window(std::size_t bytes) const {
+        auto& slot = mine();
+        fence_status status;
+        guarded(status, [&] {
+            auto* memory = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64}));
+            slot.memory = {memory, [](std::byte* p) { ::operator delete(p, std::align_val_t{64}); }};
+        });
+        status.plan = bytes;
+        fence(status);
+        auto parts = std::make_shared<detail::window_parts>();
+        for (int r = 0; r < size_; ++r) parts->memory.push_back(at(r).memory);
+        parts->bytes = bytes;
+        wait();
+        slot.memory.reset();
+        return parts;
+    }
+
+    window_type shared_window(arena which, std::size_t bytes) const {
+        auto& window = mine().shared[static_cast<std::size_t>(which)];
+        if (!window || window->bytes < bytes) window = make_window(bytes);
+        return window;
+    }
+
+    std::byte* address(window_type const& window, int rank) const {
+        return window->memory[static_cast<std::size_t>(rank)].get();
+    }
+
+    /// Lets go of the group's shared windows on this rank.
+    void close() const {
+        for (auto& window : mine().shared) window.reset();
+    }
+
+    /// *Shape*: `values` of one size on every rank; in place. Combined in rank order.
+    template <class T>
+        requires std::is_arithmetic_v<T>
+    void all_reduce(std::span<T> values, reduction op) const {
+        publish(std::as_writable_bytes(values), "all_reduce");
+        // Rank r reduces the r-th chunk of every rank into its own; then all copy the chunks.
+        auto const ranks = static_cast<std::size_t>(size_);
+        auto const chunk = [&](std::size_t r) { return values.size() * r / ranks; };
+        auto const me = static_cast<std::size_t>(rank_);
+        for (auto i = chunk(me); i < chunk(me + 1); ++i) {
+            T result = shown<T>(0)[i];
+            for (int r = 1; r < size_; ++r) result = detail::combined(op, result, shown<T>(r)[i]);
+            values[i] = result;
+        }
+        wait();
+        for (std::size_t r = 0; r < ranks; ++r)
+            if (r != me && chunk(r + 1) > chunk(r))
+                std::memcpy(values.data() + chunk(r), shown<T>(static_cast<int>(r)) + chunk(r),
+                            (chunk(r + 1) - chunk(r)) * sizeof(T));
+        wait();
+    }
+
+    void all_gather(std::span<std::byte const> part, std::span<std::byte> all) const {
+        if (all.size() != part.size() * static_cast<std::size_t>(size_))
+            raise(errc::invalid_call, {}, "all_gather", "all must hold one part for each rank",
+                  all.size(), " bytes for ", size_, " parts of ", part.size());
+        publish({const_cast<std::byte*>(part.data()), part.size()}, "all_gather");
+        for (int r = 0; r < size_ && !part.empty(); ++r)
+            std::memcpy(all.data() + static_cast<std::size_t>(r) * part.size(), at(r).data.data(),
+                        part.size());
+        wait();
+    }
+
+    void broadcast(std::span<std::byte> data, int root) const {
+        if (root < 0 || root >= size_)
+            raise(errc::invalid_call, {}, "broadcast", "root must be a rank", "root ", root, " of ",
+                  size_, " ranks");
+        publish(data, "broadcast");
+        if (rank_ != root && !data.empty())
+            std::memcpy(data.data(), at(root).data.data(), data.size());
+        wait();
+    }
+
+    communicator split(int color, int key) const {
+        auto& slot = mine();
+        slot.color = color;
+        slot.key = key;
+        wait();
+        std::vector<std::pair<int, int>> members;  // key, old rank
+        for (int r = 0; r < size_; ++r)
+            if (at(r).color == color) members.emplace_back(at(r).key, r);
+        std::sort(members.begin(), members.end());
+        auto const leader = members.front().second;
+        if (rank_ == leader) {
+            slot.child = std::make_shared<detail::group_state>(static_cast<int>(members.size()),
+                                                               group_->settings);
+            std::lock_guard lock(group_->children_mutex);
+            group_->children.push_back(slot.child);
+        }
+        wait();
+        auto child = at(leader).child;
+        wait();
+        slot.child.reset();
+        auto const place = std::find(members.begin(), members.end(), std::pair{key, rank_});
+        return {std::move(child), static_cast<int>(place - members.begin())};
+    }
+
+    /// Leaves the group: every other rank's waiting or next collective call throws `peer_failed`
+    /// with `text`. For engines that run their own threads; `run` does it by itself.
+    void leave(std::string_view text) const {
+        group_->fail(errc::peer_failed, concat("ulysses: fence: a rank left the group: rank ", rank_, ": ", text), rank_);
+    }
+
+   private:
+    using slot_type = detail::group_state::slot;
+
+    slot_type& at(int rank) const { return group_->slots[static_cast<std::size_t>(rank)]; }
+    slot_type& mine() const { return at(rank_); }
+    void wait() const { group_->barrier.arrive_and_wait(rank_); }
+
+    template <class T>
+    T const* shown(int rank) const {
+        return reinterpret_cast<T const*>(at(rank).data.data());
+    }
+
+    /// Shows `data` to the group; every rank throws alike when sizes differ.
+    void publish(std::span<std::byte> data, std::string_view operation) const {
+        mine().data = data;
+        wait();
+        for (int r = 1; r < size_; ++r)
+            if (at(r).data.size() != at(0).data.size()) {
+                auto const text = concat("ulysses: ", operation, ": every rank must pass as many bytes: rank 0 passes ",
+                                         at(0).data.size(), ", rank ", r, " ", at(r).data.size());
+                wait();
+                throw_error(errc::disagreement, text, r);
+            }
+    }
+
+    std::shared_ptr<detail::group_state> group_;
+    int rank_ = 0;
+    int size_ = 0;
+};
+
+/// Owner of a group of `ranks` ranks.
+class group {
+   public:
+    explicit group(int ranks, options const& given = {}) {
+        if (ranks < 1)
+            raise(errc::invalid_call, {}, "threads::group", "a group has at least one rank", ranks);
+        state_ = std::make_shared<detail::group_state>(ranks, given);
+    }
+
+    int size() const noexcept { return static_cast<int>(state_->slots.size()); }
+    communicator handle(int rank) const {
+        if (rank < 0 || rank >= size())
+            raise(errc::invalid_call, {}, "threads::group", "rank must lie in the group", "rank ", rank,
+                  " of ", size());
+        return {state_, rank};
+    }
+
+   private:
+    std::shared_ptr<detail::group_state> state_;
+};
+
+/// Runs `body(communicator)` on `ranks` threads, rank 0 on the caller's, and waits for all.
+///
+/// A rank that throws releases the others at once. *Throws* the first error: an `ulysses::error` as it
+/// is, anything else as `peer_failed` naming the rank, with the original nested in it.
+template <class Body>
+void run(int ranks, Body&& body, options const& given = {}) {
+    group const owner(ranks, given);
+#if ULYSSES_EXCEPTIONS
+    std::mutex mutex;
+    std::exception_ptr first;
+    int first_rank = -1;
+#endif
+    auto const work = [&](int rank) {
+        auto const handle = owner.handle(rank);
+#if ULYSSES_EXCEPTIONS
+        auto const failed = [&](char const* text) {
+            {
+                std::lock_guard lock(mutex);
+                if (!first) {
+                    first = std::current_exception();
+                    first_rank = rank;
+                }
+            }
+            handle.leave(text);
+        };
+        try {
+            body(handle);
+        } catch (std::exception const& e) {
+            failed(e.what());
+        } catch (...) {
+            failed("unknown exception");
+        }
+#else
+        body(handle);
+#endif
+    };
+    {
+        std::vector<std::jthread> others;
+        others.reserve(static_cast<std::size_t>(ranks - 1));
+        for (int r = 1; r < ranks; ++r) others.emplace_back(work, r);
+        work(0);
+    }
+#if ULYSSES_EXCEPTIONS
+    if (!first) return;
+    try {
+        std::rethrow_exception(first);
+    } catch (error const&) {
+        throw;
+    } catch (std::exception const& e) {
+        std::throw_with_nested(
+            peer_failed(concat("ulysses: run: a rank threw: rank ", first_rank, ": ", e.what()), first_rank));
+    } catch (...) {
+        std::throw_with_nested(
+            peer_failed(concat("ulysses: run: a rank threw: rank ", first_rank, ": unknown exception"), first_rank));
+    }
+#endif
+}
+
+}  // namespace ulysses::inline v0::threads

@@ -1,0 +1,93 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/number.hpp>
+#include <ulysses/core/shape.hpp>
+#include <ulysses/core/tensor_view.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace ulysses::inline v0 {
+
+/// What an attention functor cannot know from its views: where its work item lies in the whole.
+///
+/// The functor is given query heads [query_head, query_head + q.heads()), all at one ratio to its
+/// key-value heads: local query head h reads local key-value head h / (q.heads() / k.heads()). Its query
+/// rows are global rows [query_begin, query_begin + q.tokens()), its keys are global rows [key_begin,
+/// key_begin + k.tokens()), which hold every key its rows may see.
+struct attention_call {
+    std::int64_t query_head = 0;   ///< global index of the first query head
+    std::int64_t kv_head = 0;      ///< global index of the first key-value head
+    std::int64_t query_begin = 0;  ///< global index of the first query row
+    std::int64_t key_begin = 0;    ///< global index of the first key row
+    std::int64_t queries = 0;      ///< global number of query rows, S
+    std::int64_t keys = 0;         ///< global number of key rows
+    ulysses::mask mask = ulysses::mask::full;
+    double scale = 1.0;
+    std::span<std::byte> workspace{};  ///< at least workspace_bytes(), aligned to 64, contents undefined
+};
+
+/// Extents of one work item, for sizing workspace: [batch, rows, heads] of q and k, and both dims.
+struct attention_extents {
+    std::int64_t batch = 0;
+    std::int64_t rows = 0;
+    std::int64_t heads = 0;
+    std::int64_t keys = 0;
+    std::int64_t kv_heads = 0;
+    std::int64_t head_dim = 0;
+    std::int64_t value_dim = 0;
+};
+
+/// Features a functor declares as `static constexpr attention_features features`.
+struct attention_features {
+    bool causal = false;       ///< mask::causal
+    bool full = false;         ///< mask::full
+    bool grouped = false;      ///< fewer key-value heads than query heads
+    bool value_dim = false;    ///< value_dim != head_dim
+    bool row_range = false;    ///< part of a head's query rows, over a span of its keys
+};
+
+/// The views of one work item's backward pass.
+template <class T>
+struct attention_backward_views {
+    head_view<T const> q, k, v, o, dout;     // [B, rows, h, D], [B, keys, g, D], [B, keys, g, Dv], o's, o's
+    head_view<accumulator_t<T> const> lse;   // [B, rows, h, 1]
+    head_view<T> dq;                         // [B, rows, h, D]
+    head_view<accumulator_t<T>> dk, dv;      // [B, keys, g, D], [B, keys, g, Dv]
+};
+
+/// Ordinary attention on the heads a rank was given; step 4.
+///
+/// Requirements:
+/// 1. `forward(call, q, k, v, o, lse)`: o = softmax(scale Q K^T + mask) V, lse = log of the softmax's
+///    denominator (natural logarithm, maximum included), both overwritten.
+/// 2. Views are head_local; rows of `dim` elements are contiguous, other strides are arbitrary.
+/// 3. `row_multiple()`: cuts between ranks are rounded up to a multiple of this, so that a row has the
+///    same bits whichever rank computes it.
+/// 4. `workspace_bytes<T>(extents)`: what both passes need in `call.workspace`; a functor allocates
+///    nothing itself.
+/// 5. `features`: what it can do; asking for more is an error at construction.
+template <class A, class T>
+concept attention_for =
+    requires(A const& attention, attention_call const& call, attention_extents const& extents,
+             head_view<T const> in, head_view<T> out, head_view<accumulator_t<T>> lse) {
+        typename A::space_type;
+        { A::features } -> std::convertible_to<attention_features>;
+        { attention.row_multiple() } -> std::convertible_to<std::int64_t>;
+        { attention.template workspace_bytes<T>(extents) } -> std::convertible_to<std::size_t>;
+        attention.forward(call, in, in, in, out, lse);
+    };
+
+/// An attention functor with `backward(call, views)`: dq is overwritten; dk and dv are added to, query
+/// heads of a group in ascending order, so that shared key-value heads accumulate over work items.
+template <class A, class T>
+concept differentiable_attention_for =
+    attention_for<A, T> &&
+    requires(A const& attention, attention_call const& call, attention_backward_views<T> const& views) {
+        attention.backward(call, views);
+    };
+
+}  // namespace ulysses::inline v0

@@ -1,0 +1,146 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/error.hpp>
+#include <ulysses/core/space.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+/// Communicators: one small concept per capability. A handle is cheap to copy, non-owning, and names
+/// one rank of one group; a stage requires only the capabilities that it calls.
+namespace ulysses::inline v0 {
+
+/// What a rank brings to a fence. Trivially copyable, the same size on every rank.
+struct fence_status {
+    std::uint64_t call = 0;  ///< how many pipeline calls this rank has begun on the group
+    std::uint64_t plan = 0;  ///< hash of the plan the call runs
+    errc code = errc::none;  ///< what went wrong on this rank before the fence
+    char text[236] = {};     ///< its message, zero-terminated, cut to fit
+
+    void fail(errc failure, std::string_view message) {
+        code = failure;
+        auto const length = std::min(message.size(), sizeof(text) - 1);
+        std::memcpy(text, message.data(), length);
+        text[length] = '\0';
+    }
+};
+
+/// The verdict every rank reaches from the statuses of all, in rank order: nothing when they agree, else
+/// the error of the lowest failing rank, or a disagreement naming the first rank that differs from rank 0.
+/// *Throws* the type that belongs to the error's code.
+inline void throw_verdict(std::span<fence_status const> statuses) {
+    for (std::size_t r = 0; r < statuses.size(); ++r)
+        if (statuses[r].code != errc::none)
+            throw_error(statuses[r].code, statuses[r].text, static_cast<int>(r));
+    for (std::size_t r = 1; r < statuses.size(); ++r) {
+        auto const& mine = statuses[r];
+        auto const& first = statuses[0];
+        if (mine.call != first.call)
+            throw_error(errc::disagreement,
+                        concat("ulysses: fence: ranks must make the same calls in the same order: rank 0 "
+                               "is in call ", first.call, ", rank ", r, " in call ", mine.call),
+                        static_cast<int>(r));
+        if (mine.plan != first.plan)
+            throw_error(errc::disagreement,
+                        concat("ulysses: fence: ranks must pass the same shape and sequence: plan of "
+                               "rank 0 is ", first.plan, ", of rank ", r, " ", mine.plan),
+                        static_cast<int>(r));
+    }
+}
+
+/// Runs `body` and turns what it throws into a status for the next fence, so that the error leaves the
+/// call on every rank. Errors of the group itself (a failed or silent peer) pass through.
+template <class Body>
+void guarded(fence_status& status, Body&& body) {
+#if ULYSSES_EXCEPTIONS
+    try {
+        body();
+    } catch (error const& e) {
+        if (e.code() == errc::peer_failed || e.code() == errc::timed_out) throw;
+        status.fail(e.code(), e.what());
+    } catch (std::exception const& e) {
+        status.fail(errc::functor_failed, concat("ulysses: functor: an exception left it: ", e.what()));
+    } catch (...) {
+        status.fail(errc::functor_failed, "ulysses: functor: an exception left it: of unknown type");
+    }
+#else
+    static_cast<void>(status);
+    body();
+#endif
+}
+
+/// A group of ranks, seen from one of them.
+///
+/// Requirements:
+/// 1. `rank()` in 0 .. size() - 1 and `size()` are cached and noexcept.
+/// 2. `fence(status)` is collective. Memory written by a rank before it is visible to every rank
+///    after it. Every rank leaves it with the verdict of all statuses (`throw_verdict`).
+/// 3. `begin_call()` counts calls on this rank of the group and returns the new count.
+/// 4. A handle may be copied; copies on one rank name the same group and share its call count.
+template <class C>
+concept communicator = std::copyable<C> && requires(C const& ranks, fence_status const& status) {
+    typename C::space_type;
+    requires noexcept(ranks.rank());
+    requires noexcept(ranks.size());
+    { ranks.rank() } -> std::same_as<int>;
+    { ranks.size() } -> std::same_as<int>;
+    { ranks.begin_call() } -> std::same_as<std::uint64_t>;
+    ranks.fence(status);
+};
+
+/// Which of the two arenas a call uses: an inbox is written by peers and read by its owner, an outbox
+/// is written by its owner and read by peers.
+enum class arena : std::uint8_t { inbox, outbox };
+
+/// A communicator whose ranks can address each other's memory.
+///
+/// Requirements:
+/// 1. `make_window(bytes)` is collective with equal `bytes`: every rank contributes that much memory,
+///    aligned to 64, and gets a cheap handle. The memory lives until every rank has dropped its handle
+///    or closed the group.
+/// 2. `shared_window(which, bytes)` is the group's own window of that kind, grown collectively (equal
+///    `bytes` on every rank) when it is smaller. All pipelines on the group use it in turn.
+/// 3. `address(window, rank)` is where `rank`'s part lies for the caller, or null where it cannot reach it.
+template <class C>
+concept reaches_memory = communicator<C> && requires(C const& ranks, std::size_t bytes,
+                                                     typename C::window_type const& window) {
+    requires std::copyable<typename C::window_type>;
+    { ranks.make_window(bytes) } -> std::same_as<typename C::window_type>;
+    { ranks.shared_window(arena::inbox, bytes) } -> std::same_as<typename C::window_type>;
+    { ranks.address(window, 0) } -> std::same_as<std::byte*>;
+};
+
+enum class reduction : std::uint8_t { sum, min, max };
+
+/// `all_reduce(values, op)`: every rank gets the element-wise result over all ranks, combined in rank
+/// order, the same bits everywhere. In place; equal counts on every rank.
+template <class C>
+concept reduces = communicator<C> && requires(C const& ranks, std::span<float> f, std::span<double> d,
+                                              std::span<std::int64_t> i) {
+    ranks.all_reduce(f, reduction::sum);
+    ranks.all_reduce(d, reduction::sum);
+    ranks.all_reduce(i, reduction::max);
+};
+
+/// `all_gather(mine, all)`: `all` receives every rank's `mine` in rank order; all.size() is
+/// size() * mine.size() bytes. `broadcast(data, root)`: every rank gets root's bytes.
+template <class C>
+concept gathers = communicator<C> && requires(C const& ranks, std::span<std::byte const> mine,
+                                              std::span<std::byte> all) {
+    ranks.all_gather(mine, all);
+    ranks.broadcast(all, 0);
+};
+
+/// `split(color, key)`: collective; ranks of equal color form a new group, ordered by key, then rank.
+template <class C>
+concept splits = communicator<C> && requires(C const& ranks) {
+    { ranks.split(0, 0) } -> std::same_as<C>;
+};
+
+}  // namespace ulysses::inline v0

@@ -1,0 +1,62 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/tensor_view.hpp>
+
+#include <concepts>
+#include <cstdint>
+
+namespace ulysses::inline v0 {
+
+/// Maps a rank's local token index to its global position; what epilogues such as RoPE need.
+class token_positions {
+   public:
+    using function = std::int64_t (*)(void const* orders, int rank, std::int64_t token);
+
+    constexpr token_positions(void const* orders, int rank, function position)
+        : orders_(orders), rank_(rank), position_(position) {}
+    std::int64_t operator()(std::int64_t token) const { return position_(orders_, rank_, token); }
+
+   private:
+    void const* orders_;
+    int rank_;
+    function position_;
+};
+
+/// What a projection cannot know from its views.
+struct projection_call {
+    token_positions query_positions;  ///< of the local tokens of x, q and y
+    token_positions key_positions;    ///< of the local tokens of k and v
+};
+
+/// Steps 2 and 6: x [B, s, C] -> q, k, v [B, s, H, D], and o [B, s, Hq, Dv] -> y [B, s, C].
+///
+/// Requirements, for a weights type W and a gradients type G of the projection's own:
+/// 1. `project_in(call, x, weights, q, k, v)` overwrites q, k, v, which are packed.
+/// 2. `project_in_backward(call, x, weights, dq, dk, dv, dx, gradients)` overwrites dx and adds to the gradients;
+///    it may change dq, dk, dv in place.
+/// 3. `project_out(call, o, weights, y)` overwrites y.
+/// 4. `project_out_backward(call, weights, dy, dout)` overwrites dout, which is packed.
+/// 5. `project_out_gradients(call, o, dy, gradients)` adds to the output weights' gradients. It comes after the
+///    exchange, when a recomputed o is at hand.
+/// Only sequence-local views: a projection is local to a rank's tokens.
+template <class Pr, class T, class Weights>
+concept projection_for =
+    requires(Pr const& projection, projection_call const& call, token_view<T const> in, token_view<T> out,
+             Weights const& weights) {
+        typename Pr::space_type;
+        projection.project_in(call, in, weights, out, out, out);
+        projection.project_out(call, in, weights, out);
+    };
+
+template <class Pr, class T, class Weights, class Gradients>
+concept differentiable_projection_for =
+    projection_for<Pr, T, Weights> &&
+    requires(Pr const& projection, projection_call const& call, token_view<T const> in, token_view<T> out,
+             Weights const& weights, Gradients const& gradients) {
+        projection.project_in_backward(call, in, weights, out, out, out, out, gradients);
+        projection.project_out_backward(call, weights, in, out);
+        projection.project_out_gradients(call, in, in, gradients);
+    };
+
+}  // namespace ulysses::inline v0

@@ -1,0 +1,210 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/error.hpp>
+#include <ulysses/core/number.hpp>
+#include <ulysses/core/tensor_view.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+/// How a foreign tensor becomes a view, in three tiers: a `tensor_traits` specialisation, else the
+/// tensor's own members, else the interface of std::mdspan.
+namespace ulysses::inline v0 {
+
+struct host_space;
+
+/// The order in which a tensor's extents name the axes. Tensors of rank 3 leave out the batch, which is
+/// then 1; tensors [B, S, C] of whole tokens leave out the head.
+enum class axes : std::uint8_t { bshd, sbhd, bhsd };
+
+/// Adopts a foreign tensor type. A specialisation has
+///
+///     template <> struct ulysses::tensor_traits<my::tensor> {
+///         static float* data(my::tensor const& t) { return t.ptr; }
+///         static std::array<std::int64_t, 4> extents(my::tensor const& t) { return t.sizes; }
+///         static std::array<std::int64_t, 4> strides(my::tensor const& t) { return t.steps; }  // optional
+///         static constexpr axes order = axes::sbhd;                                            // optional
+///         using space_type = host_space;                                                       // optional
+///     };
+///
+/// `data` returns a pointer to the element type; extents and strides (in elements) are any
+/// fixed-size array or span of integers of 2 to 4 axes; without strides the tensor is packed row-major.
+template <class X>
+struct tensor_traits {};
+
+template <class T, class Layout>
+struct tensor_traits<tensor_view<T, Layout>> {
+    static T* data(tensor_view<T, Layout> const& view) { return view.data; }
+    static extents4 extents(tensor_view<T, Layout> const& view) { return view.extents; }
+    static extents4 strides(tensor_view<T, Layout> const& view) { return view.strides; }
+};
+
+namespace detail {
+
+template <class X>
+concept tensor_by_traits = requires(X const& x) {
+    *tensor_traits<X>::data(x);
+    tensor_traits<X>::extents(x)[0];
+    tensor_traits<X>::extents(x).size();
+};
+template <class X>
+concept tensor_by_members = requires(X const& x) {
+    *x.data();
+    x.extents()[0];
+    x.extents().size();
+};
+template <class X>
+concept tensor_by_mdspan = requires(X const& x) {
+    *x.data_handle();
+    { x.rank() } -> std::convertible_to<std::size_t>;
+    { x.extent(0) } -> std::convertible_to<std::int64_t>;
+    { x.stride(0) } -> std::convertible_to<std::int64_t>;
+};
+
+/// A tensor before its axes have been given their roles.
+template <class T>
+struct raw_tensor {
+    T* data = nullptr;
+    std::size_t rank = 0;
+    std::array<std::int64_t, 4> extents{};
+    std::array<std::int64_t, 4> strides{};
+    axes order = axes::bshd;
+};
+
+template <class X>
+constexpr axes order_of() {
+    if constexpr (requires { tensor_traits<X>::order; }) return tensor_traits<X>::order;
+    else if constexpr (requires { X::order; }) return X::order;
+    else return axes::bshd;
+}
+
+template <class T, class Extents>
+raw_tensor<T> with_extents(T* data, Extents const& extents) {
+    raw_tensor<T> raw;
+    raw.data = data;
+    raw.rank = extents.size();
+    for (std::size_t i = 0; i < raw.rank && i < 4; ++i)
+        raw.extents[i] = static_cast<std::int64_t>(extents[i]);
+    std::int64_t step = 1;
+    for (std::size_t i = raw.rank; i-- > 0;)
+        if (i < 4) {
+            raw.strides[i] = step;
+            step *= raw.extents[i];
+        }
+    return raw;
+}
+
+template <class Raw, class Strides>
+void set_strides(Raw& raw, Strides const& strides) {
+    for (std::size_t i = 0; i < raw.rank && i < 4; ++i)
+        raw.strides[i] = static_cast<std::int64_t>(strides[i]);
+}
+
+template <class X>
+auto raw(X const& x) {
+    if constexpr (tensor_by_traits<X>) {
+        auto result = with_extents(tensor_traits<X>::data(x), tensor_traits<X>::extents(x));
+        if constexpr (requires { tensor_traits<X>::strides(x)[0]; })
+            set_strides(result, tensor_traits<X>::strides(x));
+        result.order = order_of<X>();
+        return result;
+    } else if constexpr (tensor_by_members<X>) {
+        auto result = with_extents(x.data(), x.extents());
+        if constexpr (requires { x.strides()[0]; }) set_strides(result, x.strides());
+        result.order = order_of<X>();
+        return result;
+    } else {
+        using element_type = std::remove_reference_t<decltype(*x.data_handle())>;
+        raw_tensor<element_type> result;
+        result.data = x.data_handle();
+        result.rank = static_cast<std::size_t>(x.rank());
+        result.order = order_of<X>();
+        for (std::size_t i = 0; i < result.rank && i < 4; ++i) {
+            result.extents[i] = static_cast<std::int64_t>(x.extent(i));
+            result.strides[i] = static_cast<std::int64_t>(x.stride(i));
+        }
+        return result;
+    }
+}
+
+}  // namespace detail
+
+/// A type that can be an operand: by traits, by members, or as an mdspan; its elements are double, float,
+/// half or bf16 (`dtype_of`).
+template <class X>
+concept tensor_like =
+    (detail::tensor_by_traits<X> || detail::tensor_by_members<X> || detail::tensor_by_mdspan<X>) &&
+    requires(X const& x) { requires element<std::remove_reference_t<decltype(*detail::raw(x).data)>>; };
+
+/// Element type of an operand, const where the operand is.
+template <tensor_like X>
+using element_of_t = std::remove_pointer_t<decltype(detail::raw(std::declval<X const&>()).data)>;
+
+namespace detail {
+
+template <class X>
+constexpr auto space_of() {
+    if constexpr (requires { typename tensor_traits<X>::space_type; })
+        return std::type_identity<typename tensor_traits<X>::space_type>{};
+    else if constexpr (requires { typename X::space_type; })
+        return std::type_identity<typename X::space_type>{};
+    else
+        return std::type_identity<host_space>{};
+}
+
+}  // namespace detail
+
+/// Where an operand's elements live; the host unless its type says otherwise.
+template <class X>
+using space_of_t = typename decltype(detail::space_of<X>())::type;
+
+/// The view of a per-head operand [B, S, H, D], or [S, H, D] with a batch of one, in the axis order of its
+/// type. `name` is what an error calls it.
+/// *Throws* `invalid_tensor` when it has another number of axes.
+template <layout_policy Layout, tensor_like X>
+tensor_view<element_of_t<X>, Layout> view_of_heads(X const& x, std::string_view name,
+                                                   where at = where::here()) {
+    auto const raw = detail::raw(x);
+    if (raw.rank != 3 && raw.rank != 4)
+        raise(errc::invalid_tensor, at, name, "a per-head operand has 3 or 4 axes, [B, S, H, D]",
+              raw.rank, " axes");
+    // Position of batch, token, head and dim among the four; rank 3 has no batch axis.
+    constexpr std::size_t places[3][4] = {{0, 1, 2, 3}, {1, 0, 2, 3}, {0, 2, 1, 3}};
+    constexpr std::size_t places_without_batch[3][4] = {{4, 0, 1, 2}, {4, 0, 1, 2}, {4, 1, 0, 2}};
+    auto const* place = (raw.rank == 4 ? places : places_without_batch)[static_cast<std::size_t>(raw.order)];
+    tensor_view<element_of_t<X>, Layout> view;
+    view.data = raw.data;
+    for (std::size_t axis = 0; axis < 4; ++axis) {
+        view.extents[axis] = place[axis] == 4 ? 1 : raw.extents[place[axis]];
+        view.strides[axis] = place[axis] == 4 ? 0 : raw.strides[place[axis]];
+    }
+    return view;
+}
+
+/// The view of an operand of whole tokens [B, S, C], or [S, C] with a batch of one, as [B, S, 1, C].
+/// *Throws* `invalid_tensor` when it has another number of axes.
+template <layout_policy Layout, tensor_like X>
+tensor_view<element_of_t<X>, Layout> view_of_tokens(X const& x, std::string_view name,
+                                                    where at = where::here()) {
+    auto const raw = detail::raw(x);
+    // Our own views always have four axes; a head axis of one is then the absent one.
+    auto const has_head_axis = raw.rank == 4 && raw.extents[2] == 1;
+    if (raw.rank != 2 && raw.rank != 3 && !has_head_axis)
+        raise(errc::invalid_tensor, at, name, "an operand of whole tokens has 2 or 3 axes, [B, S, C]",
+              raw.rank, " axes");
+    tensor_view<element_of_t<X>, Layout> view;
+    view.data = raw.data;
+    auto const dim = raw.rank - 1;
+    auto const token_first = raw.rank == 2 || raw.order == axes::sbhd;
+    auto const token = token_first ? std::size_t{0} : std::size_t{1};
+    view.extents = {raw.rank == 2 ? 1 : raw.extents[1 - token], raw.extents[token], 1, raw.extents[dim]};
+    view.strides = {raw.rank == 2 ? 0 : raw.strides[1 - token], raw.strides[token], 0, raw.strides[dim]};
+    return view;
+}
+
+}  // namespace ulysses::inline v0

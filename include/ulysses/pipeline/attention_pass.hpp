@@ -1,0 +1,330 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/buffer.hpp>
+#include <ulysses/core/operand.hpp>
+#include <ulysses/pipeline/context.hpp>
+#include <ulysses/stage/attend.hpp>
+#include <ulysses/stage/to_heads.hpp>
+#include <ulysses/stage/to_tokens.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+/// Steps 3 to 5 as one pass, forward and backward: the part of the pipeline that knows contexts and
+/// keep policies. Two fences a pass when ranks exchange; none when every rank already holds its heads.
+namespace ulysses::inline v0 {
+
+/// A rank's operands of one pass, as the layout policy lays them.
+template <class T, class Layout>
+struct local_operands {
+    tensor_view<T const, Layout> q, k, v;      // [B, s, Hq, D], [B, s, Hkv, D], [B, s, Hkv, Dv]
+    tensor_view<T, Layout> o;                  // [B, s, Hq, Dv]
+    tensor_view<T const, Layout> dout;         // o's
+    tensor_view<T, Layout> dq, dk, dv;         // q's, k's, v's
+};
+
+/// Which call of the pipeline a pass serves; ranks must agree on it.
+enum class pass_kind : std::uint8_t { attend, attend_backward, forward, backward };
+
+template <class Comm, class Layout, class Attention, class Observer>
+class attention_pass {
+   public:
+    using space_type = typename Comm::space_type;
+    using context_type = context<Comm>;
+    using window = typename Comm::window_type;
+
+    attention_pass(Comm ranks, Attention attention) : ranks_(ranks), attention_(attention), moving_(ranks) {}
+
+    Comm const& ranks() const { return ranks_; }
+    Attention const& attention() const { return attention_; }
+
+    /// True when steps 3 and 5 move anything: more than one rank, and operands local to tokens.
+    bool exchanging() const { return std::is_same_v<Layout, sequence_local> && ranks_.size() > 1; }
+
+    /// Bytes of scratch memory held on this rank, shared windows not counted.
+    std::size_t scratch_bytes() const {
+        return workspace_.bytes() + lse_.bytes() + o_.bytes() + dk_.bytes() + dv_.bytes();
+    }
+
+    /// `prepare(operands)` fills in the local operands and may throw: its error leaves the call on every rank.
+    template <class T, class Prepare>
+    void forward(plan const& moves, pass_kind kind, context_type* saved, Observer& seen, where at,
+                 Prepare const& prepare) {
+        auto const whole = kind == pass_kind::forward;
+        auto const policy = moves.layer().keep;
+        auto const places = forward_regions::of<T>(moves);
+        auto const own_window = saved != nullptr && policy == keep::exchanged;
+        moving_.begin(seen);
+        window inbox{}, outbox{};
+        if (exchanging()) {
+            inbox = own_window ? saved->inbox(ranks_, places.inbox_bytes)
+                               : ranks_.shared_window(arena::inbox, places.inbox_bytes);
+            outbox = own_window ? saved->outbox(ranks_, places.outbox_bytes)
+                                : ranks_.shared_window(arena::outbox, places.outbox_bytes);
+        }
+        auto status = begin(moves, kind, dtype_of<T>);
+        local_operands<T, Layout> local;
+        attend_operands<T> operands;
+        guarded(status, [&] {
+            if (saved != nullptr) saved->expect_empty(at);
+            prepare(local);
+            workspace_.reserve(attend_workspace_bytes<T>(attention_, moves));
+            auto& lse = saved != nullptr && policy != keep::nothing ? saved->lse : lse_;
+            operands.lse = lse_operand<T>(lse, moves);
+            if (!exchanging()) return;
+            seen.begin(step_id::to_heads);
+            if constexpr (std::is_same_v<Layout, sequence_local>)
+                to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
+            moving_.move(queue());
+        });
+        publish(status);
+        guarded(status, [&] {
+            if (exchanging()) {
+                seen.end(step_id::to_heads);
+                auto* in = ranks_.address(inbox, ranks_.rank());
+                set_queries_keys_values(operands, in, places, moves.layer());
+                operands.o = {ranks_.address(outbox, ranks_.rank()), places.o, moves.layer().value_dim};
+            } else {
+                set_queries_keys_values(operands, local);
+                operands.o = in_place(local.o);
+            }
+            seen.begin(step_id::attend);
+            ulysses::attend(attention_, moves, operands, workspace());
+            seen.end(step_id::attend);
+            // What is kept must not depend on the caller's tensors.
+            if (!exchanging() && own_window && !whole) keep_copies<T>(*saved, local);
+        });
+        publish(status);
+        if (exchanging()) {
+            seen.begin(step_id::to_tokens);
+            if constexpr (std::is_same_v<Layout, sequence_local>)
+                to_tokens(moving_, moves, outbox, places.o, local.o);
+            moving_.move(queue());
+            seen.end(step_id::to_tokens);
+        }
+        if (saved != nullptr) saved->fill(moves.hash(), dtype_of<T>, whole);
+    }
+
+    /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them exchanged. With
+    /// keep::nothing, o is computed again and, when it has data, written.
+    template <class T, class Prepare>
+    void backward(plan const& moves, pass_kind kind, context_type& saved, Observer& seen, where at,
+                  Prepare const& prepare) {
+        auto const whole = kind == pass_kind::backward;
+        auto const policy = moves.layer().keep;
+        auto const places = backward_regions::of<T>(moves);
+        auto const kept = forward_regions::of<T>(moves);
+        moving_.begin(seen);
+        window inbox{}, outbox{}, kept_inbox{}, kept_outbox{};
+        if (exchanging()) {
+            if (policy == keep::exchanged) {
+                kept_inbox = saved.inbox(ranks_, kept.inbox_bytes);
+                kept_outbox = saved.outbox(ranks_, kept.outbox_bytes);
+            }
+            inbox = ranks_.shared_window(arena::inbox, places.inbox_bytes);
+            outbox = ranks_.shared_window(arena::outbox, places.outbox_bytes);
+        }
+        auto status = begin(moves, kind, dtype_of<T>);
+        local_operands<T, Layout> local;
+        attend_operands<T> operands;
+        guarded(status, [&] {
+            saved.expect_filled(moves.hash(), dtype_of<T>, whole, at);
+            prepare(local);
+            workspace_.reserve(attend_workspace_bytes<T>(attention_, moves));
+            operands.lse = lse_operand<T>(policy == keep::nothing ? lse_ : saved.lse, moves);
+            if (!exchanging()) return;
+            seen.begin(step_id::to_tokens);
+            if constexpr (std::is_same_v<Layout, sequence_local>) {
+                to_tokens_backward(moving_, moves, inbox, places.dout, local.dout);
+                if (policy != keep::exchanged) to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
+                if (policy == keep::local) to_tokens_backward(moving_, moves, inbox, places.o, std::as_const(local).o);
+            }
+            moving_.move(queue());
+        });
+        publish(status);
+        guarded(status, [&] {
+            if (exchanging()) {
+                seen.end(step_id::to_tokens);
+                auto const me = ranks_.rank();
+                auto* in = ranks_.address(inbox, me);
+                auto* out = ranks_.address(outbox, me);
+                auto const& layer = moves.layer();
+                if (policy == keep::exchanged) {
+                    set_queries_keys_values(operands, ranks_.address(kept_inbox, me), kept, layer);
+                    operands.o = {ranks_.address(kept_outbox, me), kept.o, layer.value_dim};
+                } else {
+                    set_queries_keys_values(operands, in, places, layer);
+                    operands.o = {policy == keep::local ? in : out, places.o, layer.value_dim};
+                }
+                operands.dout = {in, places.dout, layer.value_dim};
+                operands.dq = {out, places.dq, layer.head_dim};
+                operands.dk = {out, places.dk, layer.head_dim};
+                operands.dv = {out, places.dv, layer.value_dim};
+                zero_rows<accumulator_t<T>>(out, places.dk, moves.own_key_rows(), layer.head_dim);
+                zero_rows<accumulator_t<T>>(out, places.dv, moves.own_key_rows(), layer.value_dim);
+            } else {
+                set_backward_in_place(operands, local, moves);
+            }
+            seen.begin(step_id::attend);
+            if (policy == keep::nothing) ulysses::attend(attention_, moves, operands, workspace());
+            ulysses::attend_backward(attention_, moves, operands, workspace());
+            seen.end(step_id::attend);
+        });
+        publish(status);
+        seen.begin(step_id::to_heads);
+        if (exchanging()) {
+            if constexpr (std::is_same_v<Layout, sequence_local>) {
+                to_heads_backward(moving_, moves, outbox, places, local.dq, local.dk, local.dv);
+                if (policy == keep::nothing && local.o.data != nullptr)
+                    to_tokens(moving_, moves, outbox, places.o, local.o);
+            }
+            moving_.move(queue());
+            moving_.template add<T, accumulator_t<T>>(queue());
+        } else {
+            round_in_place(local);
+        }
+        seen.end(step_id::to_heads);
+        saved.discard();
+    }
+
+   private:
+    using queue_type = typename space_type::queue;
+    static queue_type queue() { return {}; }
+
+    fence_status begin(plan const& moves, pass_kind kind, dtype type) {
+        fence_status status;
+        if (exchanging()) status.call = ranks_.begin_call();
+        status.plan = moves.hash() ^ (static_cast<std::uint64_t>(kind) << 8) ^ static_cast<std::uint64_t>(type);
+        return status;
+    }
+
+    void publish(fence_status const& status) {
+        if (exchanging()) moving_.publish(status);
+        else if (status.code != errc::none) throw_error(status.code, status.text, ranks_.rank());
+    }
+
+    std::span<std::byte> workspace() const { return {workspace_.data(), workspace_.bytes()}; }
+
+    template <class U>
+    static head_operand<U> in_place(tensor_view<U, Layout> const& local) {
+        return head_operand<U>(head_view<U>(local.data, local.extents, local.strides));
+    }
+
+    template <class T>
+    static head_operand<accumulator_t<T>> lse_operand(buffer<space_type>& memory, plan const& moves) {
+        auto const place = context_type::template lse_region<T>();
+        memory.reserve(static_cast<std::size_t>(moves.own_query_rows() * place.pitch));
+        return {memory.data(), place, 1};
+    }
+
+    template <class T, class Regions>
+    static void set_queries_keys_values(attend_operands<T>& operands, std::byte* base, Regions const& places,
+                                        shape const& layer) {
+        operands.q = {base, places.q, layer.head_dim};
+        operands.k = {base, places.k, layer.head_dim};
+        operands.v = {base, places.v, layer.value_dim};
+    }
+    template <class T>
+    static void set_queries_keys_values(attend_operands<T>& operands, local_operands<T, Layout> const& local) {
+        operands.q = in_place(local.q);
+        operands.k = in_place(local.k);
+        operands.v = in_place(local.v);
+    }
+
+    /// Without an exchange dk and dv are accumulated where they are wanted, or beside, when they must be rounded.
+    template <class T>
+    void set_backward_in_place(attend_operands<T>& operands, local_operands<T, Layout>& local, plan const& moves) {
+        set_queries_keys_values(operands, local);
+        if (moves.layer().keep == keep::nothing && local.o.data == nullptr)
+            local.o = packed_in<T>(o_, local.dout.extents);
+        operands.o = in_place(local.o);
+        operands.dout = in_place(local.dout);
+        operands.dq = in_place(local.dq);
+        auto const accumulator = [&](auto const& view, buffer<space_type>& beside) {
+            if constexpr (std::is_same_v<T, accumulator_t<T>>) return view;
+            else return packed_in<accumulator_t<T>>(beside, view.extents);
+        };
+        auto const dk = accumulator(local.dk, dk_), dv = accumulator(local.dv, dv_);
+        add_views(dk, dk, 0);
+        add_views(dv, dv, 0);
+        operands.dk = in_place(dk);
+        operands.dv = in_place(dv);
+    }
+
+    template <class T>
+    void round_in_place(local_operands<T, Layout> const& local) {
+        if constexpr (!std::is_same_v<T, accumulator_t<T>>) {
+            add_views(local.dk, packed_in<accumulator_t<T>>(dk_, local.dk.extents), 1);
+            add_views(local.dv, packed_in<accumulator_t<T>>(dv_, local.dv.extents), 1);
+        }
+    }
+
+    template <class U>
+    static tensor_view<U, Layout> packed_in(buffer<space_type>& memory, extents4 const& extents) {
+        tensor_view<U, Layout> view(nullptr, extents);
+        memory.reserve(static_cast<std::size_t>(view.size()) * sizeof(U));
+        view.data = reinterpret_cast<U*>(memory.data());
+        return view;
+    }
+
+    /// to = the sum of `count` (0 or 1) sources.
+    template <class To, class From>
+    static void add_views(tensor_view<To, Layout> const& to, tensor_view<From, Layout> const& from, std::size_t count) {
+        auto const* source = reinterpret_cast<std::byte const*>(from.data);
+        auto const bytes = [](auto const& view, std::size_t size) {
+            auto const width = static_cast<std::int64_t>(size);
+            return std::array{view.strides[0] * width, view.strides[1] * width, view.strides[2] * width};
+        };
+        block_sum sum;
+        sum.to = reinterpret_cast<std::byte*>(to.data);
+        sum.from = {&source, count};
+        sum.extents = {to.batch(), to.tokens(), to.heads()};
+        sum.to_strides = bytes(to, sizeof(To));
+        sum.from_strides = bytes(from, sizeof(From));
+        sum.elements = to.dim();
+        space_type::template add<To, From>(queue(), {&sum, 1});
+    }
+
+    template <class U>
+    static void zero_rows(std::byte* base, region const& place, std::int64_t rows, std::int64_t dim) {
+        block_sum sum;
+        sum.to = base + place.offset;
+        sum.extents = {1, 1, rows};
+        sum.to_strides = {0, 0, place.pitch};
+        sum.elements = dim;
+        space_type::template add<U, U>(queue(), {&sum, 1});
+    }
+
+    template <class T>
+    static void keep_copies(context_type& saved, local_operands<T, Layout> const& local) {
+        keep_copy<T>(saved.q, local.q);
+        keep_copy<T>(saved.k, local.k);
+        keep_copy<T>(saved.v, local.v);
+        keep_copy<T>(saved.o, local.o);
+    }
+    template <class T>
+    static void keep_copy(buffer<space_type>& memory, tensor_view<T const, Layout> const& from) {
+        auto const to = packed_in<T>(memory, from.extents);
+        constexpr auto size = static_cast<std::int64_t>(sizeof(T));
+        block_copy copy;
+        copy.to = reinterpret_cast<std::byte*>(to.data);
+        copy.from = reinterpret_cast<std::byte const*>(from.data);
+        copy.extents = {from.batch(), from.tokens(), from.heads()};
+        copy.to_strides = {to.strides[0] * size, to.strides[1] * size, to.strides[2] * size};
+        copy.from_strides = {from.strides[0] * size, from.strides[1] * size, from.strides[2] * size};
+        copy.row_bytes = from.dim() * size;
+        copy = merged(copy);
+        space_type::copy(queue(), {&copy, 1}, static_cast<std::size_t>(copy.bytes()));
+    }
+
+    Comm ranks_;
+    [[no_unique_address]] Attention attention_;
+    exchange<Comm, Observer> moving_;
+    buffer<space_type> workspace_, lse_, o_, dk_, dv_;
+};
+
+}  // namespace ulysses::inline v0

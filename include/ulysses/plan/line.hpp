@@ -1,0 +1,141 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/shape.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+/// The line: who computes which query rows.
+///
+/// All query rows of all heads lie end to end, head by head; a row weighs the number of keys it may see.
+/// Cut r is the first row, on a multiple of `row_multiple`, whose preceding weight reaches r/P of the
+/// total. Rank r computes the rows between cut r and cut r + 1. Any P and any number of heads; nothing is
+/// padded; the keys of a row are never split, so a row has the bits of one rank.
+namespace ulysses::inline v0 {
+
+/// Part of a rank's share: query heads and their key-value heads at one uniform ratio, a range of their
+/// query rows, and the keys those rows may see. Half-open ranges of global indices.
+struct work_item {
+    std::int64_t head_begin = 0, head_end = 0;
+    std::int64_t kv_begin = 0, kv_end = 0;
+    std::int64_t row_begin = 0, row_end = 0;
+    std::int64_t key_begin = 0, key_end = 0;
+
+    constexpr std::int64_t heads() const { return head_end - head_begin; }
+    constexpr std::int64_t kv_heads() const { return kv_end - kv_begin; }
+    constexpr std::int64_t rows() const { return row_end - row_begin; }
+    constexpr std::int64_t keys() const { return key_end - key_begin; }
+    friend constexpr bool operator==(work_item const&, work_item const&) = default;
+};
+
+/// At most five items: a head begun by the rank before, the rest of its group, whole groups, part of a
+/// group, a head ended by the rank after.
+class work_items {
+   public:
+    constexpr std::size_t size() const { return size_; }
+    constexpr work_item const* begin() const { return items_.data(); }
+    constexpr work_item const* end() const { return items_.data() + size_; }
+    constexpr work_item const& operator[](std::size_t i) const { return items_[i]; }
+    constexpr void add(work_item const& item) { items_[size_++] = item; }
+
+   private:
+    std::array<work_item, 5> items_{};
+    std::size_t size_ = 0;
+};
+
+/// The first row of a rank's share: a head and a row in it.
+struct line_cut {
+    std::int64_t head = 0;
+    std::int64_t row = 0;
+    friend constexpr auto operator<=>(line_cut const&, line_cut const&) = default;
+};
+
+class line {
+   public:
+    /// `layer` is a completed shape; `queries` and `keys` are global lengths below 2^31, equal when the
+    /// mask is causal; ranks and row_multiple are at least 1.
+    constexpr line(shape const& layer, std::int64_t queries, std::int64_t keys, int ranks,
+                   std::int64_t row_multiple)
+        : layer_(layer), queries_(queries), keys_(keys), ranks_(ranks), row_multiple_(row_multiple) {}
+
+    /// Keys seen by rows [0, row) of one head, together. At least 1 a row; below 2^62.
+    constexpr std::int64_t weight(std::int64_t row) const {
+        return layer_.mask == mask::causal ? row * (row + 1) / 2 : row * keys_;
+    }
+
+    /// Where rank `r`'s share begins; r = ranks is the end of the line.
+    constexpr line_cut cut(int r) const {
+        if (r >= ranks_) return {layer_.heads, 0};
+        if (layer_.assignment == assignment::whole_heads)
+            return {r * (layer_.heads / ranks_) + std::min<std::int64_t>(r, layer_.heads % ranks_), 0};
+        auto const head = r * layer_.heads / ranks_;
+        auto const part = r * layer_.heads % ranks_;  // of a head's weight, in 1/P
+        auto const total = weight(queries_);
+        auto const target = total / ranks_ * part + (total % ranks_ * part + ranks_ - 1) / ranks_;
+        auto const row = round_up(first_row_reaching(target));
+        return row < queries_ ? line_cut{head, row} : line_cut{head + 1, 0};
+    }
+
+    /// The keys that rows [begin, end) may see.
+    constexpr std::array<std::int64_t, 2> key_span(std::int64_t, std::int64_t end) const {
+        return {0, layer_.mask == mask::causal ? std::min(end, keys_) : keys_};
+    }
+
+    constexpr work_items items(int r) const {
+        work_items result;
+        auto from = cut(r);
+        auto const to = cut(r + 1);
+        if (from.row > 0 && from < to) {
+            auto const end = to.head == from.head ? to.row : queries_;
+            result.add(item(from.head, from.head + 1, from.row, end));
+            from = end < queries_ ? line_cut{from.head, end} : line_cut{from.head + 1, 0};
+        }
+        auto const group = layer_.heads / layer_.kv_heads;
+        while (from.row == 0 && from.head < to.head) {
+            // Whole groups as far as they go; a part of a group on either side of them.
+            auto const next_group = (from.head / group + 1) * group;
+            auto const last_group = to.head / group * group;
+            auto const end = from.head % group == 0 && last_group > from.head ? last_group
+                                                                              : std::min(next_group, to.head);
+            result.add(item(from.head, end, 0, queries_));
+            from.head = end;
+        }
+        if (from < to) result.add(item(to.head, to.head + 1, 0, to.row));
+        return result;
+    }
+
+    constexpr std::int64_t queries() const { return queries_; }
+
+   private:
+    constexpr work_item item(std::int64_t head_begin, std::int64_t head_end, std::int64_t row_begin,
+                             std::int64_t row_end) const {
+        auto const group = layer_.heads / layer_.kv_heads;
+        auto const span = key_span(row_begin, row_end);
+        return {head_begin, head_end, head_begin / group, (head_end - 1) / group + 1,
+                row_begin,  row_end,  span[0],            span[1]};
+    }
+
+    constexpr std::int64_t first_row_reaching(std::int64_t target) const {
+        std::int64_t low = 0, high = queries_;
+        while (low < high) {
+            auto const middle = low + (high - low) / 2;
+            if (weight(middle) >= target) high = middle;
+            else low = middle + 1;
+        }
+        return low;
+    }
+
+    constexpr std::int64_t round_up(std::int64_t row) const {
+        return (row + row_multiple_ - 1) / row_multiple_ * row_multiple_;
+    }
+
+    shape layer_;
+    std::int64_t queries_, keys_;
+    int ranks_;
+    std::int64_t row_multiple_;
+};
+
+}  // namespace ulysses::inline v0

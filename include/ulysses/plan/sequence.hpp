@@ -1,0 +1,209 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/communicator.hpp>
+#include <ulysses/core/error.hpp>
+#include <ulysses/plan/token_order.hpp>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace ulysses::inline v0 {
+
+/// What one rank brings to `sequence::agree`.
+struct sequence_options {
+    std::int64_t batch = 1;   ///< samples, equal on every rank
+    std::int64_t tokens = 0;  ///< tokens this rank holds of each sample; zero is allowed
+    /// Which global tokens they are; empty: ranks hold contiguous shares in rank order.
+    std::span<token_run const> order{};
+    /// Keys this rank holds when they are another sequence than the queries (cross-attention), else -1.
+    std::int64_t keys = -1;
+    std::span<token_run const> key_order{};
+};
+
+/// The per-step value that every layer's call takes: batch and token orders of all ranks. Built once a
+/// step by one small collective, or purely from known shares. Layers gather nothing.
+///
+/// *Thread safety*: immutable while in use; one per rank.
+class sequence {
+   public:
+    sequence() = default;
+
+    /// Agrees on a step over the group. *Blocking*: one collective of a fixed record; a second one only when
+    /// some rank's order has more than four runs.
+    /// *Throws* the same error on every rank: `disagreement` when batches differ, `invalid_sequence` when
+    /// the orders do not cover the sequence exactly once.
+    template <gathers Comm>
+    static sequence agree(Comm const& ranks, sequence_options const& mine, where at = where::here()) {
+        sequence step;
+        step.renew(ranks, mine, at);
+        return step;
+    }
+
+    /// As `agree`, into this value; allocates only when it outgrows the largest step seen.
+    template <gathers Comm>
+    void renew(Comm const& ranks, sequence_options const& mine, where at = where::here()) {
+        auto const size = static_cast<std::size_t>(ranks.size());
+        shares_.resize(size);
+        auto const own = share_of(mine);
+        ranks.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(shares_)));
+        check_shares(at);
+        std::size_t most_runs = 0;
+        for (auto const& each : shares_) most_runs = std::max({most_runs, each.runs[0], each.runs[1]});
+        if (most_runs > inline_runs) {
+            gathered_.assign(size * 2 * most_runs, {});
+            own_runs_.assign(2 * most_runs, {});
+            std::copy(mine.order.begin(), mine.order.end(), own_runs_.begin());
+            std::copy(mine.key_order.begin(), mine.key_order.end(),
+                      own_runs_.begin() + static_cast<std::ptrdiff_t>(most_runs));
+            ranks.all_gather(std::as_bytes(std::span(own_runs_)), std::as_writable_bytes(std::span(gathered_)));
+        }
+        batch_ = shares_[0].batch;
+        cross_ = shares_[0].tokens[1] >= 0;
+        set_orders(queries_, 0, most_runs, at);
+        if (cross_) set_orders(keys_, 1, most_runs, at);
+        finish(at);
+    }
+
+    /// Contiguous shares of `tokens` over `ranks`: rank r holds floor(S/P) + (r < S mod P) tokens.
+    static sequence split(int ranks, std::int64_t batch, std::int64_t tokens, where at = where::here()) {
+        sequence step;
+        step.batch_ = batch;
+        if (ranks < 1 || tokens < 0)
+            raise(errc::invalid_sequence, at, "sequence", "a split has ranks and tokens", ranks, " ranks, ",
+                  tokens, " tokens");
+        std::int64_t begin = 0;
+        for (int r = 0; r < ranks; ++r) {
+            token_run const run{begin, tokens / ranks + (r < tokens % ranks ? 1 : 0)};
+            step.queries_.add_rank({&run, 1});
+            begin += run.count;
+        }
+        step.finish(at);
+        return step;
+    }
+
+    /// From the orders of all ranks, known without a collective; `keys` empty: the same as the queries.
+    static sequence of(std::int64_t batch, std::span<std::vector<token_run> const> queries,
+                       std::span<std::vector<token_run> const> keys = {}, where at = where::here()) {
+        sequence step;
+        step.batch_ = batch;
+        step.cross_ = !keys.empty();
+        for (auto const& runs : queries) step.queries_.add_rank(runs);
+        for (auto const& runs : keys) step.keys_.add_rank(runs);
+        step.finish(at);
+        return step;
+    }
+
+    int ranks() const { return queries_.ranks(); }
+    std::int64_t batch() const { return batch_; }
+    token_orders const& queries() const { return queries_; }
+    token_orders const& keys() const { return cross_ ? keys_ : queries_; }
+    bool cross() const { return cross_; }
+
+    /// Changes whenever anything above does.
+    std::uint64_t hash() const { return hash_; }
+
+   private:
+    static constexpr std::size_t inline_runs = 4;
+
+    struct share {
+        std::int64_t batch = 0;
+        std::array<std::int64_t, 2> tokens{};  // of queries and of keys
+        std::array<std::size_t, 2> runs{};
+        std::array<std::array<token_run, inline_runs>, 2> order{};
+    };
+
+    static share share_of(sequence_options const& mine) {
+        share own;
+        own.batch = mine.batch;
+        own.tokens = {mine.tokens, mine.keys};
+        own.runs = {mine.order.size(), mine.key_order.size()};
+        std::copy_n(mine.order.begin(), std::min(inline_runs, mine.order.size()), own.order[0].begin());
+        std::copy_n(mine.key_order.begin(), std::min(inline_runs, mine.key_order.size()), own.order[1].begin());
+        return own;
+    }
+
+    void check_shares(where at) const {
+        auto const differs = [&](std::size_t rank, std::string_view field, auto first, auto other) {
+            if (first != other)
+                raise(errc::disagreement, at, "sequence", concat(field, " must be equal on every rank"), "rank 0 has ",
+                      first, ", rank ", rank, " has ", other);
+        };
+        for (std::size_t r = 0; r < shares_.size(); ++r) {
+            auto const& theirs = shares_[r];
+            differs(r, "batch", shares_[0].batch, theirs.batch);
+            differs(r, "whether keys are given", shares_[0].tokens[1] >= 0, theirs.tokens[1] >= 0);
+            if (theirs.tokens[0] < 0 || std::max(theirs.tokens[0], theirs.tokens[1]) >= token_limit)
+                raise(errc::invalid_sequence, at, "sequence", "a rank holds 0 .. 2^31 - 1 tokens", "rank ", r,
+                      " has ", theirs.tokens[0], ", keys ", theirs.tokens[1]);
+        }
+    }
+
+    void set_orders(token_orders& orders, std::size_t side, std::size_t most_runs, where at) {
+        orders.clear();
+        // Once one rank gives an order, every rank that holds tokens must.
+        bool given = false;
+        for (auto const& each : shares_) given = given || each.runs[side] > 0;
+        std::int64_t begin = 0;
+        for (std::size_t r = 0; r < shares_.size(); ++r) {
+            auto const& theirs = shares_[r];
+            if (!given) {
+                token_run const run{begin, theirs.tokens[side]};
+                orders.add_rank({&run, 1});
+                begin += run.count;
+                continue;
+            }
+            auto const* runs = most_runs > inline_runs ? gathered_.data() + (2 * r + side) * most_runs
+                                                       : theirs.order[side].data();
+            orders.add_rank({runs, theirs.runs[side]});
+            if (orders.count(static_cast<int>(r)) != theirs.tokens[side])
+                raise(errc::invalid_sequence, at, "sequence", "an order must list the rank's tokens", "rank ", r,
+                      " has ", theirs.tokens[side], " tokens, its order lists ", orders.count(static_cast<int>(r)));
+        }
+    }
+
+    void finish(where at) {
+        if (batch_ < 1)
+            raise(errc::invalid_sequence, at, "sequence", "batch must be at least 1", batch_);
+        queries_.check("sequence", at);
+        if (cross_) keys_.check("sequence: keys", at);
+        if (cross_ && keys_.ranks() != queries_.ranks())
+            raise(errc::invalid_sequence, at, "sequence", "queries and keys must name as many ranks",
+                  queries_.ranks(), " and ", keys_.ranks());
+        if (queries_.total() < 1 || keys().total() < 1 ||
+            std::max(queries_.total(), keys().total()) >= token_limit)
+            raise(errc::invalid_sequence, at, "sequence", "a sequence has 1 .. 2^31 - 1 tokens", queries_.total(),
+                  " queries, ", keys().total(), " keys");
+        hash_ = 14695981039346656037u;  // FNV-1a over 64-bit words, folded
+        mix(static_cast<std::uint64_t>(batch_));
+        mix_orders(queries_);
+        if (cross_) mix_orders(keys_);
+    }
+
+    void mix(std::uint64_t word) {
+        hash_ = (hash_ ^ word) * 1099511628211u;
+        hash_ ^= hash_ >> 32;
+    }
+    void mix_orders(token_orders const& orders) {
+        mix(static_cast<std::uint64_t>(orders.ranks()));
+        for (int r = 0; r < orders.ranks(); ++r) {
+            mix(orders.runs(r).size());
+            for (auto const& run : orders.runs(r)) {
+                mix(static_cast<std::uint64_t>(run.begin));
+                mix(static_cast<std::uint64_t>(run.count));
+                mix(static_cast<std::uint64_t>(run.stride));
+            }
+        }
+    }
+
+    std::int64_t batch_ = 0;
+    bool cross_ = false;
+    token_orders queries_, keys_;
+    std::uint64_t hash_ = 0;
+    std::vector<share> shares_;
+    std::vector<token_run> gathered_, own_runs_;
+};
+
+}  // namespace ulysses::inline v0

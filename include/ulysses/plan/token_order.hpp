@@ -1,0 +1,149 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/error.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+/// Which tokens of the global sequence each rank holds, and in which order.
+namespace ulysses::inline v0 {
+
+/// `count` tokens at global indices begin, begin + stride, begin + 2 stride, ...
+struct token_run {
+    std::int64_t begin = 0;
+    std::int64_t count = 0;
+    std::int64_t stride = 1;
+
+    constexpr std::int64_t at(std::int64_t i) const { return begin + i * stride; }
+    constexpr std::int64_t last() const { return at(count - 1); }
+
+    /// The indices i whose token lies in global [from, to), as a half-open range.
+    struct range {
+        std::int64_t begin = 0, end = 0;
+    };
+    constexpr range within(std::int64_t from, std::int64_t to) const {
+        auto const first_at = [&](std::int64_t token) {
+            return std::clamp<std::int64_t>(token <= begin ? 0 : (token - begin + stride - 1) / stride, 0, count);
+        };
+        auto const first = first_at(from);
+        return {first, std::max(first, first_at(to))};
+    }
+    friend constexpr bool operator==(token_run const&, token_run const&) = default;
+};
+
+/// Global indices and counts stay below this.
+inline constexpr auto token_limit = std::int64_t{1} << 31;
+
+/// The token orders of all ranks: rank r's local tokens are its runs, one after the other.
+class token_orders {
+   public:
+    /// Forgets all ranks; memory is kept.
+    void clear() {
+        runs_.clear();
+        first_.assign(1, 0);
+        counts_.clear();
+        total_ = 0;
+    }
+
+    /// Adds the next rank's runs; empty runs are dropped, neighbours that continue each other joined.
+    void add_rank(std::span<token_run const> runs) {
+        auto const first = runs_.size();
+        std::int64_t count = 0;
+        for (auto const& run : runs) {
+            if (run.count == 0) continue;
+            if (run.count < 0 || run.count >= token_limit || run.begin < 0 || run.begin >= token_limit ||
+                run.stride < 1 || run.stride >= token_limit)
+                raise(errc::invalid_sequence, {}, "sequence",
+                      "a run has begin and count in 0 .. 2^31 - 1 and a stride of at least 1", "rank ",
+                      ranks(), " has {begin ", run.begin, ", count ", run.count, ", stride ", run.stride, "}");
+            count += run.count;
+            if (runs_.size() > first && runs_.back().stride == 1 && run.stride == 1 &&
+                runs_.back().begin + runs_.back().count == run.begin)
+                runs_.back().count += run.count;
+            else
+                runs_.push_back(run);
+        }
+        first_.push_back(runs_.size());
+        counts_.push_back(count);
+        total_ += count;
+    }
+
+    int ranks() const { return static_cast<int>(counts_.size()); }
+    /// Tokens over all ranks.
+    std::int64_t total() const { return total_; }
+    /// Tokens of one rank.
+    std::int64_t count(int rank) const { return counts_[static_cast<std::size_t>(rank)]; }
+    std::span<token_run const> runs(int rank) const {
+        auto const r = static_cast<std::size_t>(rank);
+        return std::span(runs_).subspan(first_[r], first_[r + 1] - first_[r]);
+    }
+
+    /// Global index of a rank's local token.
+    std::int64_t position(int rank, std::int64_t token) const {
+        for (auto const& run : runs(rank)) {
+            if (token < run.count) return run.at(token);
+            token -= run.count;
+        }
+        return -1;
+    }
+
+    /// Checks that the runs cover 0 .. total() - 1 exactly once.
+    /// *Throws* `invalid_sequence` naming a run or token at fault. *Complexity*: O(runs log runs) for
+    /// runs of stride 1, else O(total).
+    void check(std::string_view what, where at) {
+        bool contiguous = true;
+        for (int r = 0; r < ranks(); ++r)
+            for (auto const& run : runs(r)) {
+                if (run.last() >= total_)
+                    raise(errc::invalid_sequence, at, what, "runs must lie within the sequence", "rank ", r,
+                          " has run {begin ", run.begin, ", count ", run.count, ", stride ", run.stride,
+                          "} of ", total_, " tokens");
+                contiguous = contiguous && run.stride == 1;
+            }
+        contiguous ? check_contiguous(what, at) : check_each(what, at);
+    }
+
+    friend bool operator==(token_orders const& a, token_orders const& b) {
+        return a.first_ == b.first_ && a.runs_ == b.runs_;
+    }
+
+   private:
+    void check_contiguous(std::string_view what, where at) {
+        sorted_.assign(runs_.begin(), runs_.end());
+        std::sort(sorted_.begin(), sorted_.end(),
+                  [](auto const& a, auto const& b) { return a.begin < b.begin; });
+        std::int64_t next = 0;
+        for (auto const& run : sorted_) {
+            if (run.begin != next)
+                raise(errc::invalid_sequence, at, what, "ranks must cover the sequence exactly once",
+                      run.begin < next ? "token held twice: " : "token held by no rank: ",
+                      std::min(run.begin, next), " of ", total_);
+            next += run.count;
+        }
+    }
+
+    void check_each(std::string_view what, where at) {
+        seen_.assign(static_cast<std::size_t>(total_), false);
+        for (auto const& run : runs_)
+            for (std::int64_t i = 0; i < run.count; ++i) {
+                auto const token = static_cast<std::size_t>(run.at(i));
+                if (seen_[token])
+                    raise(errc::invalid_sequence, at, what, "ranks must cover the sequence exactly once",
+                          "token held twice: ", run.at(i), " of ", total_);
+                seen_[token] = true;  // as many tokens as indices: none twice means none left out
+            }
+    }
+
+    std::vector<token_run> runs_;
+    std::vector<std::size_t> first_{0};
+    std::vector<std::int64_t> counts_;
+    std::int64_t total_ = 0;
+    std::vector<token_run> sorted_;
+    std::vector<bool> seen_;
+};
+
+}  // namespace ulysses::inline v0

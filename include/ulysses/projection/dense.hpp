@@ -1,0 +1,194 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/gemm.hpp>
+#include <ulysses/core/projection.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+/// Dense projections over a GEMM functor, with optional bias and an epilogue on q and k.
+namespace ulysses::inline v0 {
+
+/// A weight matrix of `in` rows and `out` columns, row-major with `stride` elements between rows, as in
+/// y = x W. `transposed`: stored as [out, in], as in y = x W^T.
+template <class T>
+struct weight_view {
+    T* data = nullptr;
+    std::int64_t stride = 0;
+    bool transposed = false;
+};
+
+/// Weights of one layer: q [C, Hq D], k [C, Hkv D], v [C, Hkv Dv], o [Hq Dv, C]. Biases have one element for
+/// each column of their matrix; null: none.
+template <class T>
+struct dense_weights {
+    weight_view<T const> q, k, v, o;
+    T const* q_bias = nullptr;
+    T const* k_bias = nullptr;
+    T const* v_bias = nullptr;
+    T const* o_bias = nullptr;
+};
+
+/// Gradients are added to, so that they sum over micro-batches. They are this rank's part of the
+/// gradient of the token-sum loss: summed over ranks they are the whole. A null matrix or bias is skipped.
+template <class T>
+struct dense_gradients {
+    weight_view<T> q, k, v, o;
+    T* q_bias = nullptr;
+    T* k_bias = nullptr;
+    T* v_bias = nullptr;
+    T* o_bias = nullptr;
+};
+
+/// Leaves q and k as they are. An epilogue with state, such as RoPE, has the same two members:
+/// `forward(call, q, k)` changes them in place after the projection; `backward(call, dq, dk)` turns their
+/// gradients into those of the projection's outputs.
+struct no_epilogue {
+    template <class T>
+    static constexpr void forward(projection_call const&, token_view<T>, token_view<T>) {}
+    template <class T>
+    static constexpr void backward(projection_call const&, token_view<T>, token_view<T>) {}
+};
+
+template <class Gemm, class Epilogue = no_epilogue>
+class dense {
+   public:
+    using space_type = typename Gemm::space_type;
+
+    explicit constexpr dense(Gemm gemm, Epilogue epilogue = {}) : gemm_(gemm), epilogue_(epilogue) {}
+
+    /// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv].
+    template <class T>
+    void project_in(projection_call const& call, token_view<T const> x, dense_weights<T> const& weights,
+                    token_view<T> q, token_view<T> k, token_view<T> v) const {
+        multiply(x, weights.q, weights.q_bias, q);
+        multiply(x, weights.k, weights.k_bias, k);
+        multiply(x, weights.v, weights.v_bias, v);
+        epilogue_.forward(call, q, k);
+    }
+
+    /// dq, dk, dv -> dx [B, s, C], overwritten, and the weights' gradients, added to.
+    template <class T>
+    void project_in_backward(projection_call const& call, token_view<T const> x, dense_weights<T> const& weights,
+                             token_view<T> dq, token_view<T> dk, token_view<T> dv, token_view<T> dx,
+                             dense_gradients<T> const& gradients) const {
+        epilogue_.backward(call, dq, dk);
+        multiply_back<T>(dq, weights.q, T(0), dx);
+        multiply_back<T>(dk, weights.k, T(1), dx);
+        multiply_back<T>(dv, weights.v, T(1), dx);
+        accumulate<T>(x, dq, gradients.q, gradients.q_bias);
+        accumulate<T>(x, dk, gradients.k, gradients.k_bias);
+        accumulate<T>(x, dv, gradients.v, gradients.v_bias);
+    }
+
+    /// Step 6: o [B, s, Hq, Dv] -> y [B, s, C].
+    template <class T>
+    void project_out(projection_call const&, token_view<T const> o, dense_weights<T> const& weights,
+                     token_view<T> y) const {
+        multiply(o, weights.o, weights.o_bias, y);
+    }
+
+    /// dy [B, s, C] -> dout [B, s, Hq, Dv], overwritten.
+    template <class T>
+    void project_out_backward(projection_call const&, dense_weights<T> const& weights, token_view<T const> dy,
+                              token_view<T> dout) const {
+        multiply_back<T>(dy, weights.o, T(0), dout);
+    }
+
+    /// The output weight's gradient, added to.
+    template <class T>
+    void project_out_gradients(projection_call const&, token_view<T const> o, token_view<T const> dy,
+                               dense_gradients<T> const& gradients) const {
+        accumulate<T>(o, dy, gradients.o, gradients.o_bias);
+    }
+
+   private:
+    /// Rows of a view as matrices: one when batch and tokens lie at one stride, else one a sample.
+    template <class T>
+    struct matrix_rows {
+        T* data;
+        std::int64_t rows, columns, stride;
+    };
+    template <class T>
+    static bool one_stride(token_view<T> const& view) {
+        return view.batch() == 1 || view.strides[0] == view.tokens() * view.strides[1];
+    }
+    template <class A, class B, class Use>
+    static void for_rows(token_view<A> const& a, token_view<B> const& b, Use const& use) {
+        auto const columns_a = a.heads() * a.dim();
+        auto const columns_b = b.heads() * b.dim();
+        if (one_stride(a) && one_stride(b)) {
+            auto const rows = a.batch() * a.tokens();
+            if (rows > 0) use(matrix_rows<A>{a.data, rows, columns_a, a.strides[1]}, matrix_rows<B>{b.data, rows, columns_b, b.strides[1]});
+            return;
+        }
+        for (std::int64_t i = 0; i < a.batch() && a.tokens() > 0; ++i)
+            use(matrix_rows<A>{a.row(i, 0, 0), a.tokens(), columns_a, a.strides[1]},
+                matrix_rows<B>{b.row(i, 0, 0), b.tokens(), columns_b, b.strides[1]});
+    }
+
+    /// out = in W + bias
+    template <class T>
+    void multiply(token_view<T const> in, weight_view<T const> const& weight, T const* bias, token_view<T> out) const {
+        for_rows(in, out, [&](auto const& a, auto const& c) {
+            for (std::int64_t row = 0; bias != nullptr && row < c.rows; ++row)
+                for (std::int64_t j = 0; j < c.columns; ++j) c.data[row * c.stride + j] = bias[j];
+            gemm_(gemm_call<T>{.m = c.rows,
+                               .n = c.columns,
+                               .k = a.columns,
+                               .a = {a.data, a.stride},
+                               .b = {weight.data, weight.stride, weight.transposed},
+                               .beta = bias != nullptr ? T(1) : T(0),
+                               .c = c.data,
+                               .c_stride = c.stride});
+        });
+    }
+
+    /// din = beta din + dout W^T
+    template <class T>
+    void multiply_back(token_view<T const> dout, weight_view<T const> const& weight, T beta, token_view<T> din) const {
+        for_rows(dout, din, [&](auto const& a, auto const& c) {
+            gemm_(gemm_call<T>{.m = c.rows,
+                               .n = c.columns,
+                               .k = a.columns,
+                               .a = {a.data, a.stride},
+                               .b = {weight.data, weight.stride, !weight.transposed},
+                               .beta = beta,
+                               .c = c.data,
+                               .c_stride = c.stride});
+        });
+    }
+
+    /// dW += in^T dout, dbias += column sums of dout
+    template <class T>
+    void accumulate(token_view<T const> in, token_view<T const> dout, weight_view<T> const& gradient,
+                    T* bias_gradient) const {
+        for_rows(in, dout, [&](auto const& a, auto const& b) {
+            for (std::int64_t row = 0; bias_gradient != nullptr && row < b.rows; ++row)
+                for (std::int64_t j = 0; j < b.columns; ++j) bias_gradient[j] += b.data[row * b.stride + j];
+            if (gradient.data == nullptr) return;
+            auto call = gemm_call<T>{.m = a.columns,
+                                     .n = b.columns,
+                                     .k = a.rows,
+                                     .a = {a.data, a.stride, true},
+                                     .b = {b.data, b.stride},
+                                     .beta = T(1),
+                                     .c = gradient.data,
+                                     .c_stride = gradient.stride};
+            if (gradient.transposed) {
+                call.m = b.columns;
+                call.n = a.columns;
+                call.a = {b.data, b.stride, true};
+                call.b = {a.data, a.stride};
+            }
+            gemm_(call);
+        });
+    }
+
+    [[no_unique_address]] Gemm gemm_;
+    [[no_unique_address]] Epilogue epilogue_;
+};
+
+}  // namespace ulysses::inline v0

@@ -1,0 +1,119 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/error.hpp>
+#include <ulysses/core/number.hpp>
+#include <ulysses/core/space.hpp>
+#include <ulysses/space/host_copy.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <span>
+
+/// Host memory: calls run on the calling thread and have finished when they return.
+namespace ulysses::inline v0 {
+
+namespace detail {
+
+/// `value` rounded toward zero with the last bit set when inexact: rounding that once more to at
+/// most 22 bits gives what rounding `value` itself would.
+inline float narrowed_to_odd(double value) {
+    auto const nearest = static_cast<float>(value);
+    auto const back = static_cast<double>(nearest);
+    if (back == value || value != value) return nearest;
+    auto bits = std::bit_cast<std::uint32_t>(nearest);
+    auto const away = value < 0 ? back < value : back > value;
+    if (away) --bits;
+    return std::bit_cast<float>(bits | 1u);
+}
+
+/// A sum in its final type, rounded once.
+template <element To, std::floating_point From>
+To rounded(From value) {
+    if constexpr (std::floating_point<To>)
+        return static_cast<To>(value);
+    else if constexpr (std::same_as<From, float>)
+        return static_cast<To>(value);
+    else
+        return static_cast<To>(narrowed_to_odd(value));
+}
+
+/// One row of a sum, whose sources lie `from_offset` bytes into each of `from`.
+template <element To, std::floating_point From>
+void add_row(std::byte* to_bytes, std::span<std::byte const* const> from, std::int64_t from_offset,
+             std::int64_t elements) {
+    constexpr std::int64_t at_once = 256;
+    From sums[at_once];
+    auto* const to = reinterpret_cast<To*>(to_bytes);
+    for (std::int64_t first = 0; first < elements; first += at_once) {
+        auto const count = std::min(at_once, elements - first);
+        auto const bytes = static_cast<std::size_t>(count) * sizeof(From);
+        auto const* const start = reinterpret_cast<From const*>(from[0] + from_offset);
+        std::memcpy(sums, start + first, bytes);
+        for (auto const* const source : from.subspan(1)) {
+            auto const* const row = reinterpret_cast<From const*>(source + from_offset) + first;
+            for (std::int64_t i = 0; i < count; ++i) sums[i] += row[i];
+        }
+        for (std::int64_t i = 0; i < count; ++i) to[first + i] = rounded<To>(sums[i]);
+    }
+}
+
+}  // namespace detail
+
+struct host_space {
+    struct queue {};
+
+    /// *Throws* `out_of_memory`.
+    static void* allocate(queue, std::size_t bytes, where at = where::here()) {
+        void* const memory = ::operator new(bytes, alignment, std::nothrow);
+        if (memory == nullptr)
+            raise(errc::out_of_memory, at, "host_space::allocate", "memory must be available",
+                  bytes, " bytes");
+        return memory;
+    }
+
+    static void deallocate(queue, void* memory, std::size_t) noexcept {
+        ::operator delete(memory, alignment);
+    }
+
+    /// Stores past the caches when `group_bytes` would not stay in them.
+    static void copy(queue, std::span<block_copy const> blocks, std::size_t group_bytes) {
+        auto const streamed = group_bytes > detail::streamed_from_bytes();
+        detail::copy_blocks(blocks, streamed ? detail::store::streamed : detail::store::plain);
+    }
+
+    /// Rows start on multiples of their element's size.
+    template <element To, std::floating_point From>
+    static void add(queue, std::span<block_sum const> sums) {
+        for (auto const& sum : sums)
+            for (std::int64_t sample = 0; sample < sum.extents[0]; ++sample)
+                for (std::int64_t token = 0; token < sum.extents[1]; ++token)
+                    for (std::int64_t head = 0; head < sum.extents[2]; ++head) {
+                        auto* const to = sum.to + offset(sum.to_strides, sample, token, head);
+                        auto const from = offset(sum.from_strides, sample, token, head);
+                        if (!sum.from.empty())
+                            detail::add_row<To, From>(to, sum.from, from, sum.elements);
+                        else if (sum.elements > 0)
+                            std::memset(to, 0, static_cast<std::size_t>(sum.elements) * sizeof(To));
+                    }
+    }
+
+   private:
+    static constexpr std::align_val_t alignment{64};
+
+    static constexpr std::int64_t offset(std::array<std::int64_t, 3> const& strides,
+                                         std::int64_t sample, std::int64_t token,
+                                         std::int64_t head) {
+        return sample * strides[0] + token * strides[1] + head * strides[2];
+    }
+};
+
+static_assert(space<host_space>);
+
+}  // namespace ulysses::inline v0

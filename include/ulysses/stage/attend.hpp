@@ -1,0 +1,92 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/attention.hpp>
+#include <ulysses/exchange/regions.hpp>
+#include <ulysses/plan/plan.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+namespace ulysses::inline v0 {
+
+/// The head-local operands of step 4 on one rank; gradients are only used backward.
+template <class T>
+struct attend_operands {
+    head_operand<T const> q, k, v;
+    head_operand<T> o;
+    head_operand<accumulator_t<T>> lse;
+    head_operand<T const> dout;
+    head_operand<T> dq;
+    head_operand<accumulator_t<T>> dk, dv;
+};
+
+namespace detail {
+
+inline attention_call call_of(plan const& moves, planned_item const& item, std::span<std::byte> workspace) {
+    auto const& work = item.work;
+    attention_call call;
+    call.query_head = work.head_begin;
+    call.kv_head = work.kv_begin;
+    call.query_begin = work.row_begin;
+    call.key_begin = work.key_begin;
+    call.queries = moves.queries();
+    call.keys = moves.keys();
+    call.mask = moves.layer().mask;
+    call.scale = softmax_scale(moves.layer());
+    call.workspace = workspace;
+    return call;
+}
+
+}  // namespace detail
+
+/// Bytes of workspace that the largest work item of this rank needs.
+template <class T, class Attention>
+std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves) {
+    std::size_t bytes = 0;
+    for (auto const& item : moves.items()) {
+        auto const& work = item.work;
+        attention_extents const extents{.batch = moves.batch(),
+                                        .rows = work.rows(),
+                                        .heads = work.heads(),
+                                        .keys = work.keys(),
+                                        .kv_heads = work.kv_heads(),
+                                        .head_dim = moves.layer().head_dim,
+                                        .value_dim = moves.layer().value_dim};
+        bytes = std::max(bytes, static_cast<std::size_t>(attention.template workspace_bytes<T>(extents)));
+    }
+    return bytes;
+}
+
+/// Step 4: ordinary attention on each of the rank's work items.
+/// *Shape*: q [B, rows, h, D], k [B, keys, g, D], v [B, keys, g, Dv] -> o [B, rows, h, Dv], lse [B, rows, h, 1].
+template <class T, class Attention>
+void attend(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
+            std::span<std::byte> workspace) {
+    for (auto const& item : moves.items())
+        attention.forward(detail::call_of(moves, item, workspace), operands.q.queries(moves, item),
+                          operands.k.keys(moves, item), operands.v.keys(moves, item),
+                          operands.o.queries(moves, item), operands.lse.queries(moves, item));
+}
+
+/// Step 4 backward. dq is overwritten; dk and dv, zeroed by the caller, are added to, item by item.
+template <class T, class Attention>
+void attend_backward(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
+                     std::span<std::byte> workspace) {
+    for (auto const& item : moves.items()) {
+        attention_backward_views<T> views;
+        views.q = operands.q.queries(moves, item);
+        views.k = operands.k.keys(moves, item);
+        views.v = operands.v.keys(moves, item);
+        views.o = operands.o.queries(moves, item);
+        views.dout = operands.dout.queries(moves, item);
+        views.lse = operands.lse.queries(moves, item);
+        views.dq = operands.dq.queries(moves, item);
+        views.dk = operands.dk.keys(moves, item);
+        views.dv = operands.dv.keys(moves, item);
+        attention.backward(detail::call_of(moves, item, workspace), views);
+    }
+}
+
+}  // namespace ulysses::inline v0

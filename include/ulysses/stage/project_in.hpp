@@ -1,0 +1,33 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/projection.hpp>
+#include <ulysses/core/tensor_view.hpp>
+#include <ulysses/plan/sequence.hpp>
+
+namespace ulysses::inline v0 {
+
+/// The global positions of a rank's tokens, for projections and their epilogues.
+inline projection_call projection_call_of(sequence const& step, int rank) {
+    auto const position = [](void const* orders, int r, std::int64_t token) {
+        return static_cast<token_orders const*>(orders)->position(r, token);
+    };
+    return {{&step.queries(), rank, position}, {&step.keys(), rank, position}};
+}
+
+/// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], local to a rank's tokens.
+template <class Projection, class T, class Weights>
+void project_in(Projection const& projection, sequence const& step, int rank, token_view<T const> x,
+                Weights const& weights, token_view<T> q, token_view<T> k, token_view<T> v) {
+    projection.project_in(projection_call_of(step, rank), x, weights, q, k, v);
+}
+
+/// Step 2 backward: dq, dk, dv -> dx [B, s, C], overwritten, and the weights' gradients, added to.
+template <class Projection, class T, class Weights, class Gradients>
+void project_in_backward(Projection const& projection, sequence const& step, int rank, token_view<T const> x,
+                         Weights const& weights, token_view<T> dq, token_view<T> dk, token_view<T> dv,
+                         token_view<T> dx, Gradients const& gradients) {
+    projection.project_in_backward(projection_call_of(step, rank), x, weights, dq, dk, dv, dx, gradients);
+}
+
+}  // namespace ulysses::inline v0

@@ -1,0 +1,16 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+/// All of ulysses but its adapters: attention over a sequence sharded over many processors, by Ulysses
+/// sequence parallelism. Adapters to other libraries are included one by one from ulysses/adapters/.
+
+#include <ulysses/attention/blocked.hpp>
+#include <ulysses/attention/reference.hpp>
+#include <ulysses/comm/serial.hpp>
+#include <ulysses/comm/threads.hpp>
+#include <ulysses/config/version.hpp>
+#include <ulysses/gemm/builtin.hpp>
+#include <ulysses/pipeline.hpp>
+#include <ulysses/projection/dense.hpp>
+#include <ulysses/space/host.hpp>
+#include <ulysses/stage/shard.hpp>

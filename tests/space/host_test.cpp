@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/space/host.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <span>
+#include <vector>
+
+namespace {
+
+namespace uly = ulysses;
+using uly::block_copy;
+using uly::host_space;
+namespace detail = uly::detail;
+
+using axes = std::array<std::int64_t, 3>;
+
+void copy_naively(std::span<block_copy const> blocks) {
+    for (auto const& block : blocks)
+        for (std::int64_t b = 0; b < block.extents[0]; ++b)
+            for (std::int64_t t = 0; t < block.extents[1]; ++t)
+                for (std::int64_t h = 0; h < block.extents[2]; ++h)
+                    for (std::int64_t i = 0; i < block.row_bytes; ++i)
+                        block.to[b * block.to_strides[0] + t * block.to_strides[1] +
+                                 h * block.to_strides[2] + i] =
+                            block.from[b * block.from_strides[0] + t * block.from_strides[1] +
+                                       h * block.from_strides[2] + i];
+}
+
+std::vector<std::byte> noise(std::size_t bytes, std::mt19937& random) {
+    std::vector<std::byte> data(bytes);
+    for (auto& value : data) value = static_cast<std::byte>(random());
+    return data;
+}
+
+std::int64_t drawn(std::mt19937& random, std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>{least, most}(random);
+}
+
+/// Strides under which the three axes nest in a random order, with random gaps; and their span.
+struct placement {
+    axes strides;
+    std::int64_t bytes;
+};
+
+placement placed(axes extents, std::int64_t row_bytes, std::mt19937& random) {
+    std::array<std::size_t, 3> order{0, 1, 2};
+    std::shuffle(order.begin(), order.end(), random);
+    placement result{{}, row_bytes};
+    for (auto const axis : order) {
+        auto gap = std::int64_t{0};
+        if (drawn(random, 0, 2) == 0) gap = drawn(random, 1, 70);
+        if (drawn(random, 0, 3) == 0) gap = (64 - result.bytes % 64) % 64;
+        result.strides[axis] = result.bytes + gap;
+        result.bytes = result.strides[axis] * std::max<std::int64_t>(extents[axis], 1);
+    }
+    return result;
+}
+
+std::int64_t drawn_row(std::mt19937& random) {
+    constexpr std::array<std::int64_t, 12> common{1,   2,   63,  64,  65,   128,
+                                                  160, 192, 512, 513, 2049, 5000};
+    if (drawn(random, 0, 1) == 0) return drawn(random, 1, 300);
+    return common[static_cast<std::size_t>(drawn(random, 0, 11))];
+}
+
+/// Blocks into disjoint parts of one destination, with bytes that belong to none around each.
+struct scene {
+    std::vector<std::byte> source;
+    std::vector<std::byte> target;
+    std::vector<block_copy> blocks;
+};
+
+scene drawn_scene(std::mt19937& random) {
+    scene result;
+    auto const count = drawn(random, 0, 5);
+    std::vector<std::int64_t> to, from;
+    std::int64_t to_bytes = 0;
+    std::int64_t from_bytes = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        block_copy block;
+        block.extents = {drawn(random, 0, 3), drawn(random, 0, 40), drawn(random, 0, 5)};
+        block.row_bytes = drawn_row(random);
+        auto const target = placed(block.extents, block.row_bytes, random);
+        auto const source = placed(block.extents, block.row_bytes, random);
+        block.to_strides = target.strides;
+        block.from_strides = source.strides;
+        to.push_back(to_bytes + drawn(random, 0, 130));
+        from.push_back(from_bytes + drawn(random, 0, 130));
+        to_bytes = to.back() + target.bytes;
+        from_bytes = from.back() + source.bytes;
+        result.blocks.push_back(block);
+    }
+    result.source = noise(static_cast<std::size_t>(from_bytes) + 130, random);
+    result.target = noise(static_cast<std::size_t>(to_bytes) + 130, random);
+    for (std::size_t i = 0; i < result.blocks.size(); ++i) {
+        result.blocks[i].to = result.target.data() + to[i];
+        result.blocks[i].from = result.source.data() + from[i];
+    }
+    return result;
+}
+
+template <class From>
+struct sources {
+    std::vector<std::vector<From>> values;
+    std::vector<std::byte const*> pointers;
+
+    sources(std::size_t count, std::size_t size, std::mt19937& random) {
+        std::uniform_real_distribution<From> uniform{-3, 3};
+        values.resize(count, std::vector<From>(size));
+        for (auto& list : values) {
+            for (auto& value : list) value = uniform(random);
+            pointers.push_back(reinterpret_cast<std::byte const*>(list.data()));
+        }
+    }
+};
+
+/// The number of type To nearest to `value`, ties to even, by searching its finite neighbours.
+template <class To>
+std::uint16_t nearest_bits(double value, std::uint16_t guess) {
+    auto best = guess;
+    auto least = std::numeric_limits<double>::infinity();
+    for (int step = -2; step <= 2; ++step) {
+        To candidate;
+        candidate.bits = static_cast<std::uint16_t>(guess + step);
+        auto const distance = std::abs(static_cast<double>(static_cast<float>(candidate)) - value);
+        if (distance < least || (distance == least && candidate.bits % 2 == 0)) {
+            least = distance;
+            best = candidate.bits;
+        }
+    }
+    return best;
+}
+
+template <class To>
+void check_rounded_once(std::mt19937& random) {
+    std::uniform_real_distribution<double> uniform{-2, 2};
+    for (int i = 0; i < 20000; ++i) {
+        // Near a tie of To, on either side, where rounding by way of float would lose the side.
+        To below{static_cast<float>(uniform(random))};
+        To above;
+        above.bits = static_cast<std::uint16_t>(below.bits + 1);
+        auto const tie = (static_cast<double>(static_cast<float>(below)) +
+                          static_cast<double>(static_cast<float>(above))) /
+                         2;
+        auto const value = tie * (1 + static_cast<double>(i % 3 - 1) * 0x1p-40);
+        REQUIRE(detail::rounded<To>(value).bits == nearest_bits<To>(value, below.bits));
+    }
+    CHECK(std::isnan(
+        static_cast<float>(detail::rounded<To>(std::numeric_limits<double>::quiet_NaN()))));
+    CHECK(std::isinf(static_cast<float>(detail::rounded<To>(1e300))));
+    CHECK(static_cast<float>(detail::rounded<To>(-1e300)) < 0);
+    CHECK(static_cast<float>(detail::rounded<To>(1e-300)) == 0);
+    CHECK(std::isinf(
+        static_cast<float>(detail::rounded<To>(std::numeric_limits<double>::infinity()))));
+}
+
+/// Sums of 3 sources over strided rows against the same sum taken one element at a time.
+template <class To, class From>
+void check_sum(std::size_t count, std::mt19937& random) {
+    axes const extents{2, 3, 2};
+    std::int64_t const elements = drawn(random, 1, 700);
+    std::int64_t const from_row = elements + 3;
+    std::int64_t const to_row = elements + 5;
+    auto const bytes_of = [](std::int64_t row, std::size_t size) {
+        auto const bytes = row * static_cast<std::int64_t>(size);
+        return axes{6 * bytes, bytes, 3 * bytes};  // [batch][head][token]
+    };
+    sources<From> from{count, static_cast<std::size_t>(12 * from_row), random};
+    To const guard{7.0f};
+    std::vector<To> to(static_cast<std::size_t>(12 * to_row), guard);
+    uly::block_sum const sum{.to = reinterpret_cast<std::byte*>(to.data()),
+                             .from = from.pointers,
+                             .extents = extents,
+                             .to_strides = bytes_of(to_row, sizeof(To)),
+                             .from_strides = bytes_of(from_row, sizeof(From)),
+                             .elements = elements};
+    host_space::add<To, From>({}, {&sum, 1});
+    for (std::int64_t row = 0; row < 12; ++row)
+        for (std::int64_t i = 0; i < to_row; ++i) {
+            auto expected = guard;
+            if (i < elements) {
+                auto const at = static_cast<std::size_t>(row * from_row + i);
+                From total = count == 0 ? From{0} : from.values[0][at];
+                for (std::size_t s = 1; s < count; ++s) total += from.values[s][at];
+                expected = detail::rounded<To>(total);
+            }
+            auto const& actual = to[static_cast<std::size_t>(row * to_row + i)];
+            REQUIRE(std::memcmp(&actual, &expected, sizeof(To)) == 0);
+        }
+}
+
+}  // namespace
+
+TEST_CASE("host copy equals a naive loop and touches nothing else") {
+    unsigned const seed = 20240611;
+    INFO("seed ", seed);
+    std::mt19937 random{seed};
+    for (int round = 0; round < 1500; ++round) {
+        CAPTURE(round);
+        auto scene = drawn_scene(random);
+        auto const poisoned = scene.target;
+        copy_naively(scene.blocks);
+        auto const expected = scene.target;
+        for (auto const way : {detail::store::plain, detail::store::streamed}) {
+            std::copy(poisoned.begin(), poisoned.end(), scene.target.begin());
+            detail::copy_blocks(scene.blocks, way);
+            REQUIRE(scene.target == expected);
+        }
+        for (auto const bytes : {std::size_t{0}, std::size_t{1} << 40}) {
+            std::copy(poisoned.begin(), poisoned.end(), scene.target.begin());
+            host_space::copy({}, scene.blocks, bytes);
+            REQUIRE(scene.target == expected);
+        }
+    }
+}
+
+TEST_CASE("host copy takes blocks of unlike lengths, merged or not") {
+    // A rank's exchange in small: tokens [B, s, H, D] to head-major windows with padded rows.
+    constexpr std::int64_t samples = 2, tokens = 37, heads = 5, row = 40, pitch = 64;
+    std::mt19937 random{7};
+    auto const source = noise(static_cast<std::size_t>(samples * tokens * heads * row), random);
+    auto target = noise(static_cast<std::size_t>(samples * heads * tokens * pitch), random);
+    auto const window = [&](std::int64_t head, std::int64_t count, std::int64_t first) {
+        return block_copy{.to = target.data() + head * tokens * pitch + first * pitch,
+                          .from = source.data() + first * heads * row + head * row,
+                          .extents = {samples, count, 1},
+                          .to_strides = {heads * tokens * pitch, pitch, tokens * pitch},
+                          .from_strides = {tokens * heads * row, heads * row, row},
+                          .row_bytes = row};
+    };
+    std::vector<block_copy> blocks{window(0, tokens, 0), window(1, 3, 0), window(1, tokens - 3, 3),
+                                   window(3, 0, 5), window(4, 1, 36)};
+    blocks[0].extents[2] = 1;
+    for (auto const way : {detail::store::plain, detail::store::streamed}) {
+        auto const before = target;
+        copy_naively(blocks);
+        auto const expected = target;
+        target.assign(before.begin(), before.end());
+        detail::copy_blocks(blocks, way);
+        CHECK(target == expected);
+        for (auto& block : blocks) block = merged(block);
+    }
+
+    // The whole tensor back in one block: rows of a token lie back to back, so they are staged.
+    std::vector<std::byte> back(source.size() + 2 * 64);
+    block_copy const pull{.to = back.data() + 64,
+                          .from = target.data(),
+                          .extents = {samples, tokens, heads},
+                          .to_strides = {tokens * heads * row, heads * row, row},
+                          .from_strides = {heads * tokens * pitch, pitch, tokens * pitch},
+                          .row_bytes = row};
+    auto reference = back;
+    auto naive = pull;
+    naive.to = reference.data() + 64;
+    copy_naively({&naive, 1});
+    for (auto const way : {detail::store::plain, detail::store::streamed}) {
+        std::fill(back.begin(), back.end(), std::byte{0});
+        detail::copy_blocks({&pull, 1}, way);
+        CHECK(back == reference);
+    }
+}
+
+TEST_CASE("host copy may fill the padding it is given, and no more") {
+    constexpr std::int64_t tokens = 9, row = 144, pitch = 192;
+    std::mt19937 random{11};
+    auto const source = noise(tokens * row, random);
+    for (std::int64_t const padding : {0, 1, 47, 48})
+        for (std::size_t const offset : {std::size_t{0}, std::size_t{8}})
+            for (auto const way : {detail::store::plain, detail::store::streamed}) {
+                CAPTURE(padding);
+                CAPTURE(offset);
+                std::vector<std::byte> memory(tokens * pitch + 256, std::byte{0x5a});
+                auto const misaligned = std::bit_cast<std::uintptr_t>(memory.data()) % 64;
+                auto* const target = memory.data() + 64 + (64 - misaligned) % 64 + offset;
+                block_copy const block{.to = target,
+                                       .from = source.data(),
+                                       .extents = {1, tokens, 1},
+                                       .to_strides = {0, pitch, row},
+                                       .from_strides = {0, row, row},
+                                       .row_bytes = row,
+                                       .to_padding = padding};
+                detail::copy_blocks({&block, 1}, way);
+                std::size_t foreign = 0;
+                for (auto* at = memory.data(); at != memory.data() + memory.size(); ++at) {
+                    auto const distance = at - target;
+                    auto const token = distance / pitch;
+                    auto const inside = distance % pitch;
+                    if (distance >= 0 && token < tokens && inside < row)
+                        REQUIRE(*at == source[static_cast<std::size_t>(token * row + inside)]);
+                    else if (distance < 0 || token >= tokens || inside >= row + padding)
+                        foreign += *at != std::byte{0x5a};
+                }
+                CHECK(foreign == 0);
+            }
+}
+
+TEST_CASE("merged folds heads that lie back to back on both sides") {
+    block_copy const block{.to = nullptr,
+                           .from = nullptr,
+                           .extents = {2, 3, 4},
+                           .to_strides = {1000, 100, 20},
+                           .from_strides = {2000, 200, 20},
+                           .row_bytes = 20};
+    CHECK(merged(block).row_bytes == 80);
+    CHECK(merged(block).extents == axes{2, 3, 1});
+    CHECK(merged(block).bytes() == block.bytes());
+    auto apart = block;
+    apart.to_strides[2] = 24;
+    CHECK(merged(apart).row_bytes == 20);
+}
+
+TEST_CASE("host copy does nothing for blocks without extent") {
+    for (std::size_t axis = 0; axis < 4; ++axis) {
+        block_copy block{.to = nullptr,
+                         .from = nullptr,
+                         .extents = {1, 1, 1},
+                         .to_strides = {64, 64, 64},
+                         .from_strides = {64, 64, 64},
+                         .row_bytes = 64};
+        if (axis < 3)
+            block.extents[axis] = 0;
+        else
+            block.row_bytes = 0;
+        for (auto const way : {detail::store::plain, detail::store::streamed})
+            detail::copy_blocks({&block, 1}, way);
+    }
+    host_space::copy({}, {}, 1);
+}
+
+TEST_CASE("host add sums in the order given and rounds once") {
+    unsigned const seed = 99;
+    INFO("seed ", seed);
+    std::mt19937 random{seed};
+    for (std::size_t count = 0; count <= 5; ++count)
+        for (int round = 0; round < 8; ++round) {
+            check_sum<float, float>(count, random);
+            check_sum<double, double>(count, random);
+            check_sum<float, double>(count, random);
+            check_sum<double, float>(count, random);
+            check_sum<uly::bf16, float>(count, random);
+            check_sum<uly::half, float>(count, random);
+            check_sum<uly::bf16, double>(count, random);
+            check_sum<uly::half, double>(count, random);
+        }
+}
+
+TEST_CASE("host add keeps the sign of a lone zero and writes zeros when there is no source") {
+    std::array<float, 2> const zeros{-0.0f, 0.0f};
+    auto const* const from = reinterpret_cast<std::byte const*>(zeros.data());
+    std::array<float, 3> to{1, 1, 1};
+    uly::block_sum sum{.to = reinterpret_cast<std::byte*>(to.data()),
+                       .from = {&from, 1},
+                       .extents = {1, 1, 1},
+                       .to_strides = {8, 8, 8},
+                       .from_strides = {8, 8, 8},
+                       .elements = 2};
+    host_space::add<float, float>({}, {&sum, 1});
+    CHECK(std::signbit(to[0]));
+    CHECK_FALSE(std::signbit(to[1]));
+    CHECK(to[2] == 1);
+    to = {1, 1, 1};
+    sum.from = {};
+    host_space::add<float, float>({}, {&sum, 1});
+    CHECK(to == std::array<float, 3>{0, 0, 1});
+    sum.extents[1] = 0;
+    sum.to = nullptr;
+    host_space::add<float, float>({}, {&sum, 1});
+}
+
+TEST_CASE("sums in double are rounded once to 16 bits") {
+    std::mt19937 random{5};
+    check_rounded_once<uly::bf16>(random);
+    check_rounded_once<uly::half>(random);
+}
+
+TEST_CASE("host memory is aligned, and its absence is a typed error") {
+    for (std::size_t const bytes : {std::size_t{0}, std::size_t{1}, std::size_t{63},
+                                    std::size_t{4097}, std::size_t{9} << 20}) {
+        void* const memory = host_space::allocate({}, bytes);
+        REQUIRE(memory != nullptr);
+        CHECK(std::bit_cast<std::uintptr_t>(memory) % 64 == 0);
+        std::memset(memory, 1, bytes);
+        host_space::deallocate({}, memory, bytes);
+    }
+    host_space::deallocate({}, nullptr, 0);
+#if ULYSSES_EXCEPTIONS && !defined(__SANITIZE_ADDRESS__)  // which ends the program instead
+    auto const most = std::numeric_limits<std::size_t>::max() / 4;
+    CHECK_THROWS_AS(host_space::deallocate({}, host_space::allocate({}, most), most),
+                    uly::out_of_memory);
+#endif
+}

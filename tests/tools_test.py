@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the scripts that judge the tests."""
+
+import contextlib
+import io
+import json
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+
+import layering  # noqa: E402
+import snippets  # noqa: E402
+import summarise_tests  # noqa: E402
+
+
+def summary(passed, failed, skipped):
+    return (f"[doctest] test cases: {passed + failed} | {passed} passed | {failed} failed | {skipped} skipped\n"
+            "[doctest] assertions: 9 | 9 passed | 0 failed |\n")
+
+
+def tally_of(*records, skipped=()):
+    return summarise_tests.summarise([("build", [json.dumps(record) for record in records])], skipped)
+
+
+def doctest(result, output, returncode=0):
+    return {"name": "core", "command": ["/build/tests/core_tests"], "result": result, "stdout": output,
+            "returncode": returncode}
+
+
+def other(result, output="", returncode=0):
+    return {"name": "x:repository / runner", "command": ["python3", "runner.py"], "result": result,
+            "stdout": output, "returncode": returncode}
+
+
+class counts(unittest.TestCase):
+    def expect(self, total, passed, failed, skipped):
+        self.assertEqual((total.passed, total.failed, total.skipped), (passed, failed, skipped))
+
+    def test_doctest_cases_are_counted(self):
+        self.expect(tally_of(doctest("OK", summary(5, 0, 1))), 5, 0, 1)
+        self.expect(tally_of(doctest("FAIL", summary(5, 2, 0), 1)), 5, 2, 0)
+
+    def test_coloured_summary_is_read(self):
+        self.expect(tally_of(doctest("OK", "\x1b[0;36m" + summary(2, 0, 0))), 2, 0, 0)
+
+    def test_crash_without_summary_is_a_failure(self):
+        self.expect(tally_of(doctest("FAIL", "", -11)), 0, 1, 0)
+
+    def test_crash_after_the_summary_is_a_failure(self):
+        self.expect(tally_of(doctest("FAIL", summary(3, 0, 0), 66)), 3, 1, 0)
+
+    def test_doctest_that_ends_well_without_summary_is_a_failure(self):
+        self.expect(tally_of(doctest("OK", "")), 0, 1, 0)
+
+    def test_zero_cases_are_a_failure(self):
+        self.expect(tally_of(doctest("OK", summary(0, 0, 0))), 0, 1, 0)
+        self.expect(tally_of(other("OK", "0 passed, 0 failed, 0 skipped\n")), 0, 1, 0)
+
+    def test_timeout_is_a_failure(self):
+        self.expect(tally_of(doctest("TIMEOUT", "")), 0, 1, 0)
+        self.expect(tally_of(other("TIMEOUT")), 0, 1, 0)
+
+    def test_no_test_at_all_is_a_failure(self):
+        self.expect(tally_of(), 0, 1, 0)
+        self.expect(summarise_tests.summarise([("build", None)]), 0, 1, 0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(summarise_tests.main([]), 1)
+            self.assertEqual(summarise_tests.main(["--skipped", "all of it"]), 1)
+
+    def test_runner_counts_are_taken(self):
+        self.expect(tally_of(other("OK", "7 passed, 0 failed, 2 skipped\n")), 7, 0, 2)
+        self.expect(tally_of(other("FAIL", "7 passed, 0 failed, 2 skipped\n", 1)), 7, 1, 2)
+
+    def test_any_other_test_counts_once(self):
+        self.expect(tally_of(other("OK"), other("FAIL", returncode=3)), 1, 1, 0)
+
+    def test_skips_name_their_reason(self):
+        total = tally_of(other("SKIP", "skipped: no such library\n", 77), other("OK"), skipped=["clang: none"])
+        self.expect(total, 1, 0, 2)
+        self.assertIn("SKIPPED build: runner: no such library", total.notes)
+        self.assertIn("SKIPPED clang: none", total.notes)
+
+    def test_failure_shows_its_output(self):
+        note, = tally_of(other("FAIL", "what went wrong", 1)).notes
+        self.assertIn("what went wrong", note)
+
+
+class layers(unittest.TestCase):
+    def wrong(self, path, target):
+        return layering.complaints(path, f"#include {target}\n", lambda inner: True)
+
+    def test_down_own_folder_and_standard_are_fine(self):
+        for path, target in [("plan/line.hpp", '"ulysses/core/view.hpp"'), ("core/a.hpp", '"ulysses/core/b.hpp"'),
+                             ("core/a.hpp", '<span>'), ("adapters/mpi.hpp", '<mpi.h>'),
+                             ("adapters/mpi.hpp", '"ulysses/comm/threads.hpp"'),
+                             ("ulysses.hpp", '"ulysses/pipeline.hpp"')]:
+            self.assertEqual(self.wrong(path, target), [], (path, target))
+
+    def test_up_sideways_foreign_and_unknown_are_not(self):
+        for path, target in [("core/a.hpp", '"ulysses/plan/line.hpp"'), ("comm/a.hpp", '<ulysses/space/host.hpp>'),
+                             ("plan/a.hpp", '"ulysses/pipeline.hpp"'), ("pipeline.hpp", '"ulysses/adapters/mpi.hpp"'),
+                             ("ulysses.hpp", '"ulysses/adapters/mpi.hpp"'), ("core/a.hpp", '"ulysses/ulysses.hpp"'),
+                             ("core/a.hpp", '<mpi.h>'), ("core/a.hpp", '<immintrin.h>'), ("core/a.hpp", '"b.hpp"'),
+                             ("core/a.hpp", 'MACRO'), ("extra/a.hpp", '<span>')]:
+            self.assertEqual(len(self.wrong(path, target)), 1, (path, target))
+
+
+class cuts(unittest.TestCase):
+    source = "int a;\n    // [snippet]\n    int b;\n      int c;\n    // [/snippet]\nint d;\n"
+
+    def test_region_must_be_the_block(self):
+        self.assertIsNone(snippets.complaint("int b;\n  int c;\n", self.source))
+        self.assertIn("differs", snippets.complaint("int b;\n", self.source))
+        self.assertIn("differs", snippets.complaint("int d;\n", self.source))
+
+    def test_without_regions_any_run_of_lines_will_do(self):
+        self.assertIsNone(snippets.complaint("int b;\n", "int a;\n  int b;\n"))
+        self.assertIsNotNone(snippets.complaint("int a;\n", "int a; int b;\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
