@@ -46,8 +46,9 @@ class pipeline {
                   explain_attention<Attention, float>());
     static_assert(same_space<typename Comm::space_type, typename Attention::space_type>());
     static_assert(same_space<typename Comm::space_type, typename Projection::space_type>());
-    static_assert(observer<Observer>, "ulysses: an observer must have members begin(step_id), end(step_id), "
-                                      "moved(int from, int to, std::size_t bytes) and fence().");
+    static_assert(observer<Observer>,
+                  "ulysses: an observer must have members begin(step_id), end(step_id), "
+                  "moved(int from, int to, std::size_t bytes) and fence().");
     static_assert(std::is_same_v<Shape, shape> || detail::is_fixed_shape<Shape>,
                   "ulysses: a pipeline's shape is ulysses::shape or ulysses::fixed<...>.");
 
@@ -65,7 +66,8 @@ class pipeline {
           observer_(std::move(seen)) {
         if constexpr (detail::is_fixed_shape<Shape>) {
             static_assert(detail::broken_rule(Shape::value).empty(),
-                          "ulysses: a fixed shape must have heads and head_dim of at least 1, and kv_heads that "
+                          "ulysses: a fixed shape must have heads and head_dim of at least 1, and "
+                          "kv_heads that "
                           "divide heads.");
             constexpr auto fixed_layer = detail::completed(Shape::value);
             constexpr attention_features has = Attention::features;
@@ -95,71 +97,78 @@ class pipeline {
     /// *Blocking*: two fences over more than one rank. *Throws* `invalid_tensor` on every rank when an operand
     /// on any of them does not fit.
     template <class Q, class K, class V, class O>
-    void attend(sequence const& step, Q const& q, K const& k, V const& v, O const& o, where at = where::here()) {
+    void attend(sequence const& step, Q const& q, K const& k, V const& v, O const& o,
+                where at = where::here()) {
         attend_with(step, nullptr, q, k, v, o, at);
     }
 
     /// Steps 3 to 5 for training: also fills `saved`. With keep::exchanged the caller's tensors are free for reuse
     /// afterwards. *Throws* `invalid_call` when `saved` still waits for its backward.
     template <class Q, class K, class V, class O>
-    void attend(sequence const& step, context_type& saved, Q const& q, K const& k, V const& v, O const& o,
-                where at = where::here()) {
+    void attend(sequence const& step, context_type& saved, Q const& q, K const& k, V const& v,
+                O const& o, where at = where::here()) {
         attend_with(step, &saved, q, k, v, o, at);
     }
 
     /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten.
     /// *Throws* `invalid_call` when `saved` is empty, belongs to another step, or kept too little.
     template <class DO, class DQ, class DK, class DV>
-    void attend_backward(sequence const& step, context_type& saved, DO const& dout, DQ const& dq, DK const& dk,
-                         DV const& dv, where at = where::here()) {
+    void attend_backward(sequence const& step, context_type& saved, DO const& dout, DQ const& dq,
+                         DK const& dk, DV const& dv, where at = where::here()) {
         using T = operand_type<DO, DQ, DK, DV>;
         auto const& moves = planned(step, at);
-        pass_.template backward<T>(moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
-            if (layer_.keep != keep::exchanged)
-                raise(errc::invalid_call, at, "attend_backward",
-                      "keep::local and keep::nothing need q, k, v and o again", "they were not given");
-            take_gradients<T>(local, moves, dout, dq, dk, dv, at);
-            if (!pass_.exchanging()) {
-                local.q = packed<T>(saved.q, query_extents(moves, layer_.head_dim));
-                local.k = packed<T>(saved.k, key_extents(moves, layer_.head_dim));
-                local.v = packed<T>(saved.v, key_extents(moves, layer_.value_dim));
-                local.o = packed<T>(saved.o, query_extents(moves, layer_.value_dim));
-            }
-        });
+        pass_.template backward<T>(
+            moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
+                if (layer_.keep != keep::exchanged)
+                    raise(errc::invalid_call, at, "attend_backward",
+                          "keep::local and keep::nothing need q, k, v and o again",
+                          "they were not given");
+                take_gradients<T>(local, moves, dout, dq, dk, dv, at);
+                if (!pass_.exchanging()) {
+                    local.q = packed<T>(saved.q, query_extents(moves, layer_.head_dim));
+                    local.k = packed<T>(saved.k, key_extents(moves, layer_.head_dim));
+                    local.v = packed<T>(saved.v, key_extents(moves, layer_.value_dim));
+                    local.o = packed<T>(saved.o, query_extents(moves, layer_.value_dim));
+                }
+            });
     }
 
     /// Backward of `attend` under keep::local or keep::nothing: takes forward's operands again, unchanged (o is
     /// only read under keep::local).
     template <class Q, class K, class V, class O, class DO, class DQ, class DK, class DV>
-    void attend_backward(sequence const& step, context_type& saved, Q const& q, K const& k, V const& v, O const& o,
-                         DO const& dout, DQ const& dq, DK const& dk, DV const& dv, where at = where::here()) {
+    void attend_backward(sequence const& step, context_type& saved, Q const& q, K const& k,
+                         V const& v, O const& o, DO const& dout, DQ const& dq, DK const& dk,
+                         DV const& dv, where at = where::here()) {
         using T = operand_type<Q, K, V, O, DO, DQ, DK, DV>;
         auto const& moves = planned(step, at);
-        pass_.template backward<T>(moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
-            if (layer_.keep == keep::exchanged)
-                raise(errc::invalid_call, at, "attend_backward", "keep::exchanged has kept q, k, v and o",
-                      "they were given again");
-            take_inputs<T>(local, moves, "attend_backward", q, k, v, at);
-            auto const kept_o = view_of_heads<Layout>(o, "attend_backward: o", at);
-            check_operand("attend_backward", "o", kept_o, query_extents(moves, layer_.value_dim), at);
-            // Under keep::nothing o is computed again, beside the caller's.
-            if (layer_.keep == keep::local)
-                local.o = {const_cast<T*>(kept_o.data), kept_o.extents, kept_o.strides};
-            take_gradients<T>(local, moves, dout, dq, dk, dv, at);
-        });
+        pass_.template backward<T>(
+            moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
+                if (layer_.keep == keep::exchanged)
+                    raise(errc::invalid_call, at, "attend_backward",
+                          "keep::exchanged has kept q, k, v and o", "they were given again");
+                take_inputs<T>(local, moves, "attend_backward", q, k, v, at);
+                auto const kept_o = view_of_heads<Layout>(o, "attend_backward: o", at);
+                check_operand("attend_backward", "o", kept_o,
+                              query_extents(moves, layer_.value_dim), at);
+                // Under keep::nothing o is computed again, beside the caller's.
+                if (layer_.keep == keep::local)
+                    local.o = {const_cast<T*>(kept_o.data), kept_o.extents, kept_o.strides};
+                take_gradients<T>(local, moves, dout, dq, dk, dv, at);
+            });
     }
 
     /// Steps 2 to 6 for inference: y = project_out(attention(project_in(x))).
     /// *Shape*: x [B, s, C] -> y [B, s, C]; weights as the projection defines them. *Blocking*, *Throws* as `attend`.
     template <class X, class Weights, class Y>
-    void forward(sequence const& step, X const& x, Weights const& weights, Y const& y, where at = where::here()) {
+    void forward(sequence const& step, X const& x, Weights const& weights, Y const& y,
+                 where at = where::here()) {
         forward_with(step, nullptr, x, weights, y, at);
     }
 
     /// Steps 2 to 6 for training: also fills `saved`.
     template <class X, class Weights, class Y>
-    void forward(sequence const& step, context_type& saved, X const& x, Weights const& weights, Y const& y,
-                 where at = where::here()) {
+    void forward(sequence const& step, context_type& saved, X const& x, Weights const& weights,
+                 Y const& y, where at = where::here()) {
         forward_with(step, &saved, x, weights, y, at);
     }
 
@@ -167,57 +176,66 @@ class pipeline {
     /// part of the gradient of the token-sum loss.
     /// *Shape*: x, dy, dx [B, s, C].
     template <class X, class Weights, class DY, class DX, class Gradients>
-    void backward(sequence const& step, context_type& saved, X const& x, Weights const& weights, DY const& dy,
-                  DX const& dx, Gradients const& gradients, where at = where::here()) {
+    void backward(sequence const& step, context_type& saved, X const& x, Weights const& weights,
+                  DY const& dy, DX const& dx, Gradients const& gradients,
+                  where at = where::here()) {
         using T = operand_type<X, DY, DX>;
         static_assert(std::is_same_v<Layout, sequence_local>,
-                      "ulysses: a projection accepts sequence_local views only; head_local pipelines have `attend`.");
-        static_assert(differentiable_projection_for<Projection, T, Weights, Gradients>,
-                      "ulysses: backward needs a projection with project_in_backward, project_out_backward and "
-                      "project_out_gradients for these weights and gradients (see ulysses::dense).");
+                      "ulysses: a projection accepts sequence_local views only; head_local "
+                      "pipelines have `attend`.");
+        static_assert(
+            differentiable_projection_for<Projection, T, Weights, Gradients>,
+            "ulysses: backward needs a projection with project_in_backward, project_out_backward "
+            "and "
+            "project_out_gradients for these weights and gradients (see ulysses::dense).");
         auto const& moves = planned(step, at);
         auto const rank = ranks().rank();
         token_view<T const> x_view, dy_view;
         token_view<T> dx_view, dq, dk, dv, o;
-        pass_.template backward<T>(moves, pass_kind::backward, saved, observer_, at, [&](auto& local) {
-            x_view = view_of_tokens<sequence_local>(x, "backward: x", at);
-            dy_view = view_of_tokens<sequence_local>(dy, "backward: dy", at);
-            dx_view = view_of_tokens<sequence_local>(dx, "backward: dx", at);
-            extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
-            check_operand("backward", "x", x_view, tokens, at);
-            check_operand("backward", "dy", dy_view, tokens, at);
-            check_output("backward", "dx", dx_view, tokens, at);
-            check_apart("backward", "dx", dx_view, "x", x_view, at);
-            check_apart("backward", "dx", dx_view, "dy", dy_view, at);
-            auto const query = query_extents(moves, layer_.head_dim), key = key_extents(moves, layer_.head_dim);
-            dq = packed<T>(scratch_.dq, query);
-            dk = packed<T>(scratch_.dk, key);
-            dv = packed<T>(scratch_.dv, key_extents(moves, layer_.value_dim));
-            auto const dout = packed<T>(scratch_.dout, query_extents(moves, layer_.value_dim));
-            local.dout = dout;
-            local.dq = dq;
-            local.dk = dk;
-            local.dv = dv;
-            auto& memory = six_step_memory(&saved);
-            o = packed<T>(layer_.keep == keep::nothing ? scratch_.o : saved.o, query_extents(moves, layer_.value_dim));
-            local.o = o;
-            if (layer_.keep != keep::exchanged || !pass_.exchanging()) {
-                auto const q = packed<T>(*memory.q, query);
-                auto const k = packed<T>(*memory.k, key);
-                auto const v = packed<T>(*memory.v, key_extents(moves, layer_.value_dim));
-                if (layer_.keep == keep::nothing)
-                    ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v);
-                local.q = q;
-                local.k = k;
-                local.v = v;
-            }
-            observer_.begin(step_id::project_out);
-            ulysses::project_out_backward(projection_, step, rank, weights, dy_view, dout);
-            observer_.end(step_id::project_out);
-        });
+        pass_.template backward<T>(
+            moves, pass_kind::backward, saved, observer_, at, [&](auto& local) {
+                x_view = view_of_tokens<sequence_local>(x, "backward: x", at);
+                dy_view = view_of_tokens<sequence_local>(dy, "backward: dy", at);
+                dx_view = view_of_tokens<sequence_local>(dx, "backward: dx", at);
+                extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
+                check_operand("backward", "x", x_view, tokens, at);
+                check_operand("backward", "dy", dy_view, tokens, at);
+                check_output("backward", "dx", dx_view, tokens, at);
+                check_apart("backward", "dx", dx_view, "x", x_view, at);
+                check_apart("backward", "dx", dx_view, "dy", dy_view, at);
+                auto const query = query_extents(moves, layer_.head_dim),
+                           key = key_extents(moves, layer_.head_dim);
+                dq = packed<T>(scratch_.dq, query);
+                dk = packed<T>(scratch_.dk, key);
+                dv = packed<T>(scratch_.dv, key_extents(moves, layer_.value_dim));
+                auto const dout = packed<T>(scratch_.dout, query_extents(moves, layer_.value_dim));
+                local.dout = dout;
+                local.dq = dq;
+                local.dk = dk;
+                local.dv = dv;
+                auto& memory = six_step_memory(&saved);
+                o = packed<T>(layer_.keep == keep::nothing ? scratch_.o : saved.o,
+                              query_extents(moves, layer_.value_dim));
+                local.o = o;
+                if (layer_.keep != keep::exchanged || !pass_.exchanging()) {
+                    auto const q = packed<T>(*memory.q, query);
+                    auto const k = packed<T>(*memory.k, key);
+                    auto const v = packed<T>(*memory.v, key_extents(moves, layer_.value_dim));
+                    if (layer_.keep == keep::nothing)
+                        ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v);
+                    local.q = q;
+                    local.k = k;
+                    local.v = v;
+                }
+                observer_.begin(step_id::project_out);
+                ulysses::project_out_backward(projection_, step, rank, weights, dy_view, dout);
+                observer_.end(step_id::project_out);
+            });
         observer_.begin(step_id::project_in);
-        ulysses::project_out_gradients(projection_, step, rank, token_view<T const>(o), dy_view, gradients);
-        ulysses::project_in_backward(projection_, step, rank, x_view, weights, dq, dk, dv, dx_view, gradients);
+        ulysses::project_out_gradients(projection_, step, rank, token_view<T const>(o), dy_view,
+                                       gradients);
+        ulysses::project_in_backward(projection_, step, rank, x_view, weights, dq, dk, dv, dx_view,
+                                     gradients);
         observer_.end(step_id::project_in);
     }
 
@@ -225,15 +243,18 @@ class pipeline {
     plan const& planned(sequence const& step, where at = where::here()) {
         if (!planned_ || planned_hash_ != step.hash()) {
             planned_ = false;
-            plan_.rebuild(layer_, step, ranks().size(), ranks().rank(), pass_.attention().row_multiple(), at);
+            plan_.rebuild(layer_, step, ranks().size(), ranks().rank(),
+                          pass_.attention().row_multiple(), at);
             planned_hash_ = step.hash();
             planned_ = true;
         }
         if constexpr (std::is_same_v<Layout, head_local>)
             for (auto const& item : plan_.items())
                 if (item.work.rows() != plan_.queries())
-                    raise(errc::invalid_shape, at, "pipeline", "head_local operands need whole heads on every rank "
-                          "(assignment::whole_heads)", layer_.heads, " heads on ", ranks().size(), " ranks");
+                    raise(errc::invalid_shape, at, "pipeline",
+                          "head_local operands need whole heads on every rank "
+                          "(assignment::whole_heads)",
+                          layer_.heads, " heads on ", ranks().size(), " ranks");
         return plan_;
     }
 
@@ -287,15 +308,15 @@ class pipeline {
         constexpr attention_features has = Attention::features;
         auto const need = [&](bool asked, bool present, std::string_view feature) {
             if (asked && !present)
-                raise(errc::unsupported, at, "pipeline", "the attention functor lacks a feature the layer asks for",
-                      feature);
+                raise(errc::unsupported, at, "pipeline",
+                      "the attention functor lacks a feature the layer asks for", feature);
         };
         need(layer_.mask == mask::causal, has.causal, "causal");
         need(layer_.mask == mask::full, has.full, "full");
         need(layer_.kv_heads != layer_.heads, has.grouped, "grouped");
         need(layer_.value_dim != layer_.head_dim, has.value_dim, "value_dim");
-        need(layer_.assignment == assignment::balanced && layer_.heads % ranks().size() != 0, has.row_range,
-             "row_range (or use assignment::whole_heads)");
+        need(layer_.assignment == assignment::balanced && layer_.heads % ranks().size() != 0,
+             has.row_range, "row_range (or use assignment::whole_heads)");
     }
 
     extents4 query_extents(plan const& moves, std::int64_t dim) const {
@@ -304,13 +325,15 @@ class pipeline {
     extents4 key_extents(plan const& moves, std::int64_t dim) const {
         return local_extents(moves, moves.keys(), false, dim);
     }
-    extents4 local_extents(plan const& moves, std::int64_t all, bool query, std::int64_t dim) const {
+    extents4 local_extents(plan const& moves, std::int64_t all, bool query,
+                           std::int64_t dim) const {
         if constexpr (std::is_same_v<Layout, head_local>) {
             auto const& items = moves.items();
             if (items.empty()) return {moves.batch(), all, 0, dim};
             auto const& first = items.front().work;
             auto const& last = items.back().work;
-            return {moves.batch(), all, query ? last.head_end - first.head_begin : last.kv_end - first.kv_begin, dim};
+            return {moves.batch(), all,
+                    query ? last.head_end - first.head_begin : last.kv_end - first.kv_begin, dim};
         } else {
             return {moves.batch(), query ? moves.own_queries() : moves.own_keys(),
                     query ? layer_.heads : layer_.kv_heads, dim};
@@ -326,8 +349,8 @@ class pipeline {
     }
 
     template <class T, class Q, class K, class V>
-    void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::string_view call, Q const& q,
-                     K const& k, V const& v, where at) const {
+    void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::string_view call,
+                     Q const& q, K const& k, V const& v, where at) const {
         local.q = view_of_heads<Layout>(q, "q", at);
         local.k = view_of_heads<Layout>(k, "k", at);
         local.v = view_of_heads<Layout>(v, "v", at);
@@ -337,8 +360,8 @@ class pipeline {
     }
 
     template <class T, class DO, class DQ, class DK, class DV>
-    void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO const& dout, DQ const& dq,
-                        DK const& dk, DV const& dv, where at) const {
+    void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO const& dout,
+                        DQ const& dq, DK const& dk, DV const& dv, where at) const {
         constexpr std::string_view call = "attend_backward";
         local.dout = view_of_heads<Layout>(dout, "dout", at);
         local.dq = view_of_heads<Layout>(dq, "dq", at);
@@ -348,7 +371,8 @@ class pipeline {
         check_output(call, "dq", local.dq, query_extents(moves, layer_.head_dim), at);
         check_output(call, "dk", local.dk, key_extents(moves, layer_.head_dim), at);
         check_output(call, "dv", local.dv, key_extents(moves, layer_.value_dim), at);
-        auto const apart = [&](std::string_view name, auto const& output, auto const& other_name, auto const& other) {
+        auto const apart = [&](std::string_view name, auto const& output, auto const& other_name,
+                               auto const& other) {
             check_apart(call, name, output, other_name, other, at);
         };
         apart("dq", local.dq, "dout", local.dout);
@@ -357,7 +381,8 @@ class pipeline {
         apart("dq", local.dq, "dk", local.dk);
         apart("dq", local.dq, "dv", local.dv);
         apart("dk", local.dk, "dv", local.dv);
-        for (auto const& [name, input] : {std::pair{std::string_view("q"), local.q}, {"k", local.k}, {"v", local.v}}) {
+        for (auto const& [name, input] :
+             {std::pair{std::string_view("q"), local.q}, {"k", local.k}, {"v", local.v}}) {
             apart("dq", local.dq, name, input);
             apart("dk", local.dk, name, input);
             apart("dv", local.dv, name, input);
@@ -365,8 +390,8 @@ class pipeline {
     }
 
     template <class Q, class K, class V, class O>
-    void attend_with(sequence const& step, context_type* saved, Q const& q, K const& k, V const& v, O const& o,
-                     where at) {
+    void attend_with(sequence const& step, context_type* saved, Q const& q, K const& k, V const& v,
+                     O const& o, where at) {
         using T = operand_type<Q, K, V, O>;
         auto const& moves = planned(step, at);
         pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
@@ -380,40 +405,45 @@ class pipeline {
     }
 
     template <class X, class Weights, class Y>
-    void forward_with(sequence const& step, context_type* saved, X const& x, Weights const& weights, Y const& y,
-                      where at) {
+    void forward_with(sequence const& step, context_type* saved, X const& x, Weights const& weights,
+                      Y const& y, where at) {
         using T = operand_type<X, Y>;
         static_assert(std::is_same_v<Layout, sequence_local>,
-                      "ulysses: a projection accepts sequence_local views only; head_local pipelines have `attend`.");
-        static_assert(projection_for<Projection, T, Weights>,
-                      "ulysses: forward needs a projection with project_in and project_out for these weights "
-                      "(see ulysses::dense); pipelines without one have `attend`.");
+                      "ulysses: a projection accepts sequence_local views only; head_local "
+                      "pipelines have `attend`.");
+        static_assert(
+            projection_for<Projection, T, Weights>,
+            "ulysses: forward needs a projection with project_in and project_out for these weights "
+            "(see ulysses::dense); pipelines without one have `attend`.");
         auto const& moves = planned(step, at);
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
-        pass_.template forward<T>(moves, pass_kind::forward, saved, observer_, at, [&](auto& local) {
-            token_view<T const> const x_view = view_of_tokens<sequence_local>(x, "forward: x", at);
-            y_view = view_of_tokens<sequence_local>(y, "forward: y", at);
-            extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
-            check_operand("forward", "x", x_view, tokens, at);
-            check_output("forward", "y", y_view, tokens, at);
-            check_apart("forward", "y", y_view, "x", x_view, at);
-            if (step.cross())
-                raise(errc::invalid_sequence, at, "forward", "q, k and v are projected from one x",
-                      "the step has keys of their own: project them and use attend");
-            auto const memory = six_step_memory(saved);
-            auto const q = packed<T>(*memory.q, query_extents(moves, layer_.head_dim));
-            auto const k = packed<T>(*memory.k, key_extents(moves, layer_.head_dim));
-            auto const v = packed<T>(*memory.v, key_extents(moves, layer_.value_dim));
-            o = packed<T>(*memory.o, query_extents(moves, layer_.value_dim));
-            observer_.begin(step_id::project_in);
-            ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v);
-            observer_.end(step_id::project_in);
-            local.q = q;
-            local.k = k;
-            local.v = v;
-            local.o = o;
-        });
+        pass_.template forward<T>(
+            moves, pass_kind::forward, saved, observer_, at, [&](auto& local) {
+                token_view<T const> const x_view =
+                    view_of_tokens<sequence_local>(x, "forward: x", at);
+                y_view = view_of_tokens<sequence_local>(y, "forward: y", at);
+                extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
+                check_operand("forward", "x", x_view, tokens, at);
+                check_output("forward", "y", y_view, tokens, at);
+                check_apart("forward", "y", y_view, "x", x_view, at);
+                if (step.cross())
+                    raise(errc::invalid_sequence, at, "forward",
+                          "q, k and v are projected from one x",
+                          "the step has keys of their own: project them and use attend");
+                auto const memory = six_step_memory(saved);
+                auto const q = packed<T>(*memory.q, query_extents(moves, layer_.head_dim));
+                auto const k = packed<T>(*memory.k, key_extents(moves, layer_.head_dim));
+                auto const v = packed<T>(*memory.v, key_extents(moves, layer_.value_dim));
+                o = packed<T>(*memory.o, query_extents(moves, layer_.value_dim));
+                observer_.begin(step_id::project_in);
+                ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v);
+                observer_.end(step_id::project_in);
+                local.q = q;
+                local.k = k;
+                local.v = v;
+                local.o = o;
+            });
         observer_.begin(step_id::project_out);
         ulysses::project_out(projection_, step, rank, token_view<T const>(o), weights, y_view);
         observer_.end(step_id::project_out);
@@ -435,7 +465,8 @@ template <class Comm, class Layout, class Attention, shape Shape>
 pipeline(Comm, Layout, Attention, fixed_shape<Shape>)
     -> pipeline<Comm, Layout, Attention, no_projection, no_observer, fixed_shape<Shape>>;
 template <class Comm, class Layout, class Attention, class Projection>
-pipeline(Comm, Layout, Attention, shape, Projection) -> pipeline<Comm, Layout, Attention, Projection>;
+pipeline(Comm, Layout, Attention, shape, Projection)
+    -> pipeline<Comm, Layout, Attention, Projection>;
 template <class Comm, class Layout, class Attention, class Projection, class Observer>
 pipeline(Comm, Layout, Attention, shape, Projection, Observer)
     -> pipeline<Comm, Layout, Attention, Projection, Observer>;

@@ -50,8 +50,8 @@ inline blas_integer blas_stride(std::int64_t stride, std::int64_t rows, std::int
     auto const least = std::max<std::int64_t>(columns, 1);
     auto const matters = rows > 1 && columns > 0;
     if (matters && stride < least)
-        raise(errc::invalid_tensor, where{}, "cblas", "rows must not overlap", what, " stride ", stride,
-              ", columns ", columns);
+        raise(errc::invalid_tensor, where{}, "cblas", "rows must not overlap", what, " stride ",
+              stride, ", columns ", columns);
     return blas_size(matters ? stride : least, what);
 }
 

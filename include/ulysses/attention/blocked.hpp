@@ -88,9 +88,10 @@ template <class Gemm>
 class blocked_attention {
    public:
     using space_type = typename Gemm::space_type;
-    static_assert(std::same_as<space_type, host_space>,
-                  "ulysses: blocked_attention computes on the host; give it a GEMM whose space_type is "
-                  "host_space");
+    static_assert(
+        std::same_as<space_type, host_space>,
+        "ulysses: blocked_attention computes on the host; give it a GEMM whose space_type is "
+        "host_space");
     static constexpr attention_features features{
         .causal = true, .full = true, .grouped = true, .value_dim = true, .row_range = true};
 
@@ -204,9 +205,8 @@ class blocked_attention {
 
     /// C = alpha * A * B + beta * C, C packed with rows of `c_stride`.
     template <class A>
-    void multiply(std::int64_t m, std::int64_t n, std::int64_t k, A alpha,
-                  gemm_operand<A> const& a, gemm_operand<A> const& b, A beta, A* c,
-                  std::int64_t c_stride) const {
+    void multiply(std::int64_t m, std::int64_t n, std::int64_t k, A alpha, gemm_operand<A> const& a,
+                  gemm_operand<A> const& b, A beta, A* c, std::int64_t c_stride) const {
         gemm_(gemm_call<A>{.m = m,
                            .n = n,
                            .k = k,
@@ -226,15 +226,15 @@ class blocked_attention {
 
     /// Q [R, D], K [C, D] -> S [R, C] -> P -> O += P V [R, Dv], over the tile's keys.
     template <class T, class A>
-    void forward_tile(attention_call const& call, row_tile const& tile, std::int64_t b, std::int64_t h,
-                      head_view<T const> const& q, head_view<T const> const& k,
+    void forward_tile(attention_call const& call, row_tile const& tile, std::int64_t b,
+                      std::int64_t h, head_view<T const> const& q, head_view<T const> const& k,
                       head_view<T const> const& v, head_view<T> const& o, head_view<A> const& lse,
                       forward_space<A> const& space) const {
         auto const g = h / (q.heads() / k.heads());
         auto const dim = v.dim();
         auto const exponent = static_cast<A>(call.scale * std::numbers::log2e);
-        auto const queries = detail::tile_operand<A>(q, b, h, call.query_begin, tile.begin, tile.end,
-                                                     space.q);
+        auto const queries =
+            detail::tile_operand<A>(q, b, h, call.query_begin, tile.begin, tile.end, space.q);
         for (std::int64_t key = 0; key < tile.key_end; key += tile_keys) {
             auto const count = std::min(tile_keys, tile.key_end - key);
             auto const keys = detail::tile_operand<A>(k, b, g, 0, key, key + count, space.k);
@@ -246,7 +246,8 @@ class blocked_attention {
                     std::clamp<std::int64_t>(detail::visible_keys(call, row) - key, 0, count);
                 detail::softmax_row_step<A>(
                     space.scores + i * tile_keys, seen, count, key == 0,
-                    {space.largest + i, space.sums + i * static_cast<std::int64_t>(detail::lanes<A>)},
+                    {space.largest + i,
+                     space.sums + i * static_cast<std::int64_t>(detail::lanes<A>)},
                     space.out + i * dim, dim);
             }
             auto const values = detail::tile_operand<A>(v, b, g, 0, key, key + count, space.v);
@@ -264,8 +265,8 @@ class blocked_attention {
             auto const* const sums = space.sums + i * static_cast<std::int64_t>(detail::lanes<A>);
             A sum = 0;
             for (std::size_t l = 0; l < detail::lanes<A>; ++l) sum += sums[l];
-            detail::scale_row<A>(o.row(b, to, h), space.out + i * dim, sum == A(0) ? A(0) : A(1) / sum,
-                                 dim);
+            detail::scale_row<A>(o.row(b, to, h), space.out + i * dim,
+                                 sum == A(0) ? A(0) : A(1) / sum, dim);
             lse(b, to, h, 0) = (space.largest[i] + std::log2(sum)) * std::numbers::ln2_v<A>;
         }
     }
@@ -281,7 +282,8 @@ class blocked_attention {
         auto const scale = static_cast<A>(call.scale);
         auto const begin = call.query_begin;
         auto const queries = detail::tile_operand<A>(q, b, h, begin, tile.begin, tile.end, space.q);
-        auto const douts = detail::tile_operand<A>(dout, b, h, begin, tile.begin, tile.end, space.dout);
+        auto const douts =
+            detail::tile_operand<A>(dout, b, h, begin, tile.begin, tile.end, space.dout);
         for (auto row = tile.own_begin; row < tile.own_end; ++row) {
             auto const i = row - tile.begin;
             auto const at = row - begin;
@@ -296,10 +298,10 @@ class blocked_attention {
             auto const held = std::clamp<std::int64_t>(k.tokens() - key, 0, count);
             auto const keys = detail::tile_operand<A>(k, b, g, 0, key, key + count, space.k);
             auto const values = detail::tile_operand<A>(v, b, g, 0, key, key + count, space.v);
-            multiply<A>(tile.rows(), count, q.dim(), exponent, queries, transposed(keys), A(0), space.p,
-                        tile_keys);
-            multiply<A>(tile.rows(), count, v.dim(), A(1), douts, transposed(values), A(0), space.ds,
-                        tile_keys);
+            multiply<A>(tile.rows(), count, q.dim(), exponent, queries, transposed(keys), A(0),
+                        space.p, tile_keys);
+            multiply<A>(tile.rows(), count, v.dim(), A(1), douts, transposed(values), A(0),
+                        space.ds, tile_keys);
             for (auto row = tile.begin; row < tile.end; ++row) {
                 auto const i = row - tile.begin;
                 auto* const p = space.p + i * tile_keys;
@@ -319,14 +321,16 @@ class blocked_attention {
                         dv.row(b, key, g), dv.strides[1]);
             multiply<A>(held, q.dim(), tile.rows(), scale, transposed(ds), queries, A(1),
                         dk.row(b, key, g), dk.strides[1]);
-            multiply<A>(tile.rows(), q.dim(), count, scale, ds, keys, key == 0 ? A(0) : A(1), space.dq,
-                        q.dim());
+            multiply<A>(tile.rows(), q.dim(), count, scale, ds, keys, key == 0 ? A(0) : A(1),
+                        space.dq, q.dim());
         }
         for (auto row = tile.own_begin; row < tile.own_end; ++row) {
             auto const i = row - tile.begin;
             auto* const to = dq.row(b, row - begin, h);
-            if (tile.key_end == 0) std::fill_n(to, q.dim(), T(A(0)));
-            else detail::scale_row<A>(to, space.dq + i * q.dim(), A(1), q.dim());
+            if (tile.key_end == 0)
+                std::fill_n(to, q.dim(), T(A(0)));
+            else
+                detail::scale_row<A>(to, space.dq + i * q.dim(), A(1), q.dim());
         }
     }
 

@@ -43,18 +43,18 @@ void check_attention(attention_call const& call, Q const& q, K const& k, V const
         raise(errc::invalid_tensor, where{}, "attention", rule, values...);
     };
     if (q.batch() != k.batch() || q.batch() != v.batch() || q.batch() != o.batch())
-        refuse("q, k, v and o must have one batch", q.batch(), ", ", k.batch(), ", ", v.batch(), ", ",
-               o.batch());
+        refuse("q, k, v and o must have one batch", q.batch(), ", ", k.batch(), ", ", v.batch(),
+               ", ", o.batch());
     if (k.tokens() != v.tokens() || k.heads() != v.heads())
         refuse("k and v must have the same keys and heads", k.tokens(), " x ", k.heads(), ", ",
                v.tokens(), " x ", v.heads());
     if (q.dim() != k.dim() || v.dim() != o.dim() || lse.dim() != 1)
-        refuse("dims of q and k, of v and o must agree, lse's is 1", q.dim(), " and ", k.dim(), ", ",
-               v.dim(), " and ", o.dim(), ", ", lse.dim());
+        refuse("dims of q and k, of v and o must agree, lse's is 1", q.dim(), " and ", k.dim(),
+               ", ", v.dim(), " and ", o.dim(), ", ", lse.dim());
     if (q.tokens() != o.tokens() || q.heads() != o.heads() || q.tokens() != lse.tokens() ||
         q.heads() != lse.heads() || q.batch() != lse.batch())
-        refuse("o and lse must have q's rows and heads", q.tokens(), " x ", q.heads(), ", ", o.tokens(),
-               " x ", o.heads(), ", ", lse.tokens(), " x ", lse.heads());
+        refuse("o and lse must have q's rows and heads", q.tokens(), " x ", q.heads(), ", ",
+               o.tokens(), " x ", o.heads(), ", ", lse.tokens(), " x ", lse.heads());
     if (q.size() == 0) return;
     if (k.heads() < 1 || q.heads() % k.heads() != 0)
         refuse("key-value heads must divide query heads", q.heads(), ", ", k.heads());
@@ -84,10 +84,10 @@ void check_gradients(attention_backward_views<T> const& views) {
     };
     if (dq.extents != q.extents || dk.extents != k.extents || dv.extents != v.extents ||
         dout.extents != o.extents)
-        raise(errc::invalid_tensor, where{}, "attention", "a gradient must have its operand's extents",
-              "rows ", dq.tokens(), ", ", q.tokens(), ", keys ", dk.tokens(), ", ", dv.tokens(), ", ",
-              k.tokens(), ", dims ", dq.dim(), ", ", dk.dim(), ", ", q.dim(), ", ", dv.dim(), ", ",
-              dout.dim(), ", ", v.dim());
+        raise(errc::invalid_tensor, where{}, "attention",
+              "a gradient must have its operand's extents", "rows ", dq.tokens(), ", ", q.tokens(),
+              ", keys ", dk.tokens(), ", ", dv.tokens(), ", ", k.tokens(), ", dims ", dq.dim(),
+              ", ", dk.dim(), ", ", q.dim(), ", ", dv.dim(), ", ", dout.dim(), ", ", v.dim());
     if (!has_contiguous_rows(dq) || !has_contiguous_rows(dk) || !has_contiguous_rows(dv) ||
         !has_contiguous_rows(dout) || overlaps(dk) || overlaps(dv))
         raise(errc::invalid_tensor, where{}, "attention",

@@ -34,8 +34,8 @@ T rounded(double value) {
 
 /// p[j] = softmax over the keys a row sees; returns the log of its denominator.
 template <class T>
-double softmax_row(attention_call const& call, T const* q, head_view<T const> const& k, std::int64_t b,
-                   std::int64_t kv_head, std::int64_t seen, double* p) {
+double softmax_row(attention_call const& call, T const* q, head_view<T const> const& k,
+                   std::int64_t b, std::int64_t kv_head, std::int64_t seen, double* p) {
     auto largest = -std::numeric_limits<double>::infinity();
     for (std::int64_t j = 0; j < seen; ++j) {
         p[j] = call.scale * dot(q, k.row(b, j, kv_head), k.dim());
@@ -106,8 +106,9 @@ struct reference_attention {
     /// dq_i = scale * sum_j ds_ij k_j with ds_ij = p_ij (dp_ij - delta_i), dp_ij = dout_i . v_j and
     /// delta_i = sum_j p_ij dp_ij. Leaves lse_i and delta_i in the first 2 * rows doubles.
     template <element T>
-    static void backward_queries(attention_call const& call, attention_backward_views<T> const& views,
-                                 std::int64_t b, std::int64_t h) {
+    static void backward_queries(attention_call const& call,
+                                 attention_backward_views<T> const& views, std::int64_t b,
+                                 std::int64_t h) {
         auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;
         auto const g = h / (q.heads() / k.heads());
         auto* const row_lse = reinterpret_cast<double*>(call.workspace.data());

@@ -97,10 +97,9 @@ struct softmax_state {
 /// the denominator and the `dim` elements of `out` summed so far are brought to it.
 /// *Source*: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 template <class T>
-[[gnu::noinline]] ULYSSES_WIDE_VECTORS void softmax_row_step(T* scores, std::int64_t seen,
-                                                             std::int64_t count, bool first,
-                                                             softmax_state<T> state, T* out,
-                                                             std::int64_t dim) {
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS void
+softmax_row_step(T* scores, std::int64_t seen, std::int64_t count, bool first,
+                 softmax_state<T> state, T* out, std::int64_t dim) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
     auto const padded = mask_row(scores, seen, count);
     auto const none = fill_pack(-std::numeric_limits<T>::infinity());
@@ -113,8 +112,7 @@ template <class T>
     high[0] = high[0] > high[1] ? high[0] : high[1];
     high[2] = high[2] > high[3] ? high[2] : high[3];
     auto const before = first ? -std::numeric_limits<T>::infinity() : *state.largest;
-    auto const now =
-        std::max(before, largest_lane<T>(high[0] > high[2] ? high[0] : high[2]));
+    auto const now = std::max(before, largest_lane<T>(high[0] > high[2] ? high[0] : high[2]));
     auto const base = fill_pack(now == -std::numeric_limits<T>::infinity() ? T(0) : now);
     auto sum = pack<T>{};
     if (!first) {
@@ -139,8 +137,8 @@ template <class T>
 
 /// Backward of a row: scores become p = 2^(score - lse), `dp` becomes ds = p * (dp - delta). `lse` is base 2.
 template <class T>
-[[gnu::noinline]] ULYSSES_WIDE_VECTORS void softmax_row_backward(T* scores, T* dp, std::int64_t seen,
-                                                                 std::int64_t count, T lse, T delta) {
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS void
+softmax_row_backward(T* scores, T* dp, std::int64_t seen, std::int64_t count, T lse, T delta) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
     auto const padded = mask_row(scores, seen, count);
     auto const base = fill_pack(lse);

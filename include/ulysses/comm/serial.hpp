@@ -53,7 +53,8 @@ class serial {
     }
     void broadcast(std::span<std::byte>, int root) const {
         if (root != 0)
-            raise(errc::invalid_call, {}, "broadcast", "root must be a rank", "root ", root, " of 1 rank");
+            raise(errc::invalid_call, {}, "broadcast", "root must be a rank", "root ", root,
+                  " of 1 rank");
     }
     serial split(int, int) const { return {}; }
 

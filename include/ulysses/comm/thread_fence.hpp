@@ -89,7 +89,9 @@ class breakable_barrier {
     bool failed() const { return failed_.load(std::memory_order_acquire); }
 
    private:
-    bool passed(std::uint64_t phase) const { return phase_.load(std::memory_order_acquire) != phase; }
+    bool passed(std::uint64_t phase) const {
+        return phase_.load(std::memory_order_acquire) != phase;
+    }
 
     [[noreturn]] void throw_failure() const { throw_error(code_, text_, rank_); }
 

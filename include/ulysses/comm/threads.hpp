@@ -108,7 +108,8 @@ class communicator {
         fence_status status;
         guarded(status, [&] {
             auto* memory = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64}));
-            slot.memory = {memory, [](std::byte* p) { ::operator delete(p, std::align_val_t{64}); }};
+            slot.memory = {memory,
+                           [](std::byte* p) { ::operator delete(p, std::align_val_t{64}); }};
         });
         status.plan = bytes;
         fence(status);
@@ -205,7 +206,9 @@ class communicator {
     /// Leaves the group: every other rank's waiting or next collective call throws `peer_failed`
     /// with `text`. For engines that run their own threads; `run` does it by itself.
     void leave(std::string_view text) const {
-        group_->fail(errc::peer_failed, concat("ulysses: fence: a rank left the group: rank ", rank_, ": ", text), rank_);
+        group_->fail(errc::peer_failed,
+                     concat("ulysses: fence: a rank left the group: rank ", rank_, ": ", text),
+                     rank_);
     }
 
    private:
@@ -226,7 +229,8 @@ class communicator {
         wait();
         for (int r = 1; r < size_; ++r)
             if (at(r).data.size() != at(0).data.size()) {
-                auto const text = concat("ulysses: ", operation, ": every rank must pass as many bytes: rank 0 passes ",
+                auto const text = concat("ulysses: ", operation,
+                                         ": every rank must pass as many bytes: rank 0 passes ",
                                          at(0).data.size(), ", rank ", r, " ", at(r).data.size());
                 wait();
                 throw_error(errc::disagreement, text, r);
@@ -250,8 +254,8 @@ class group {
     int size() const noexcept { return static_cast<int>(state_->slots.size()); }
     communicator handle(int rank) const {
         if (rank < 0 || rank >= size())
-            raise(errc::invalid_call, {}, "threads::group", "rank must lie in the group", "rank ", rank,
-                  " of ", size());
+            raise(errc::invalid_call, {}, "threads::group", "rank must lie in the group", "rank ",
+                  rank, " of ", size());
         return {state_, rank};
     }
 
@@ -308,11 +312,12 @@ void run(int ranks, Body&& body, options const& given = {}) {
     } catch (error const&) {
         throw;
     } catch (std::exception const& e) {
-        std::throw_with_nested(
-            peer_failed(concat("ulysses: run: a rank threw: rank ", first_rank, ": ", e.what()), first_rank));
+        std::throw_with_nested(peer_failed(
+            concat("ulysses: run: a rank threw: rank ", first_rank, ": ", e.what()), first_rank));
     } catch (...) {
-        std::throw_with_nested(
-            peer_failed(concat("ulysses: run: a rank threw: rank ", first_rank, ": unknown exception"), first_rank));
+        std::throw_with_nested(peer_failed(
+            concat("ulysses: run: a rank threw: rank ", first_rank, ": unknown exception"),
+            first_rank));
     }
 #endif
 }

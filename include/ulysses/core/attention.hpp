@@ -27,7 +27,8 @@ struct attention_call {
     std::int64_t keys = 0;         ///< global number of key rows
     ulysses::mask mask = ulysses::mask::full;
     double scale = 1.0;
-    std::span<std::byte> workspace{};  ///< at least workspace_bytes(), aligned to 64, contents undefined
+    std::span<std::byte>
+        workspace{};  ///< at least workspace_bytes(), aligned to 64, contents undefined
 };
 
 /// Extents of one work item, for sizing workspace: [batch, rows, heads] of q and k, and both dims.
@@ -43,20 +44,21 @@ struct attention_extents {
 
 /// Features a functor declares as `static constexpr attention_features features`.
 struct attention_features {
-    bool causal = false;       ///< mask::causal
-    bool full = false;         ///< mask::full
-    bool grouped = false;      ///< fewer key-value heads than query heads
-    bool value_dim = false;    ///< value_dim != head_dim
-    bool row_range = false;    ///< part of a head's query rows, over a span of its keys
+    bool causal = false;     ///< mask::causal
+    bool full = false;       ///< mask::full
+    bool grouped = false;    ///< fewer key-value heads than query heads
+    bool value_dim = false;  ///< value_dim != head_dim
+    bool row_range = false;  ///< part of a head's query rows, over a span of its keys
 };
 
 /// The views of one work item's backward pass.
 template <class T>
 struct attention_backward_views {
-    head_view<T const> q, k, v, o, dout;     // [B, rows, h, D], [B, keys, g, D], [B, keys, g, Dv], o's, o's
-    head_view<accumulator_t<T> const> lse;   // [B, rows, h, 1]
-    head_view<T> dq;                         // [B, rows, h, D]
-    head_view<accumulator_t<T>> dk, dv;      // [B, keys, g, D], [B, keys, g, Dv]
+    head_view<T const> q, k, v, o,
+        dout;  // [B, rows, h, D], [B, keys, g, D], [B, keys, g, Dv], o's, o's
+    head_view<accumulator_t<T> const> lse;  // [B, rows, h, 1]
+    head_view<T> dq;                        // [B, rows, h, D]
+    head_view<accumulator_t<T>> dk, dv;     // [B, keys, g, D], [B, keys, g, Dv]
 };
 
 /// Ordinary attention on the heads a rank was given; step 4.
@@ -71,23 +73,23 @@ struct attention_backward_views {
 ///    nothing itself.
 /// 5. `features`: what it can do; asking for more is an error at construction.
 template <class A, class T>
-concept attention_for =
-    requires(A const& attention, attention_call const& call, attention_extents const& extents,
-             head_view<T const> in, head_view<T> out, head_view<accumulator_t<T>> lse) {
-        typename A::space_type;
-        { A::features } -> std::convertible_to<attention_features>;
-        { attention.row_multiple() } -> std::convertible_to<std::int64_t>;
-        { attention.template workspace_bytes<T>(extents) } -> std::convertible_to<std::size_t>;
-        attention.forward(call, in, in, in, out, lse);
-    };
+concept attention_for = requires(A const& attention, attention_call const& call,
+                                 attention_extents const& extents, head_view<T const> in,
+                                 head_view<T> out, head_view<accumulator_t<T>> lse) {
+    typename A::space_type;
+    { A::features } -> std::convertible_to<attention_features>;
+    { attention.row_multiple() } -> std::convertible_to<std::int64_t>;
+    { attention.template workspace_bytes<T>(extents) } -> std::convertible_to<std::size_t>;
+    attention.forward(call, in, in, in, out, lse);
+};
 
 /// An attention functor with `backward(call, views)`: dq is overwritten; dk and dv are added to, query
 /// heads of a group in ascending order, so that shared key-value heads accumulate over work items.
 template <class A, class T>
-concept differentiable_attention_for =
-    attention_for<A, T> &&
-    requires(A const& attention, attention_call const& call, attention_backward_views<T> const& views) {
-        attention.backward(call, views);
-    };
+concept differentiable_attention_for = attention_for<A, T> &&
+    requires(A const& attention, attention_call const& call,
+             attention_backward_views<T> const& views) {
+    attention.backward(call, views);
+};
 
 }  // namespace ulysses::inline v0

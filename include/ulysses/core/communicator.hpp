@@ -37,20 +37,24 @@ struct fence_status {
 inline void throw_verdict(std::span<fence_status const> statuses) {
     for (std::size_t r = 0; r < statuses.size(); ++r)
         if (statuses[r].code != errc::none)
-            throw_error(statuses[r].code, statuses[r].text, static_cast<int>(r));
+            throw_error(statuses[r].code, concat(statuses[r].text, " (rank ", r, ")"), static_cast<int>(r));
     for (std::size_t r = 1; r < statuses.size(); ++r) {
         auto const& mine = statuses[r];
         auto const& first = statuses[0];
         if (mine.call != first.call)
-            throw_error(errc::disagreement,
-                        concat("ulysses: fence: ranks must make the same calls in the same order: rank 0 "
-                               "is in call ", first.call, ", rank ", r, " in call ", mine.call),
-                        static_cast<int>(r));
+            throw_error(
+                errc::disagreement,
+                concat("ulysses: fence: ranks must make the same calls in the same order: rank 0 "
+                       "is in call ",
+                       first.call, ", rank ", r, " in call ", mine.call),
+                static_cast<int>(r));
         if (mine.plan != first.plan)
-            throw_error(errc::disagreement,
-                        concat("ulysses: fence: ranks must pass the same shape and sequence: plan of "
-                               "rank 0 is ", first.plan, ", of rank ", r, " ", mine.plan),
-                        static_cast<int>(r));
+            throw_error(
+                errc::disagreement,
+                concat("ulysses: fence: ranks must pass the same shape and sequence: plan of "
+                       "rank 0 is ",
+                       first.plan, ", of rank ", r, " ", mine.plan),
+                static_cast<int>(r));
     }
 }
 
@@ -65,9 +69,11 @@ void guarded(fence_status& status, Body&& body) {
         if (e.code() == errc::peer_failed || e.code() == errc::timed_out) throw;
         status.fail(e.code(), e.what());
     } catch (std::exception const& e) {
-        status.fail(errc::functor_failed, concat("ulysses: functor: an exception left it: ", e.what()));
+        status.fail(errc::functor_failed,
+                    concat("ulysses: functor: an exception left it: ", e.what()));
     } catch (...) {
-        status.fail(errc::functor_failed, "ulysses: functor: an exception left it: of unknown type");
+        status.fail(errc::functor_failed,
+                    "ulysses: functor: an exception left it: of unknown type");
     }
 #else
     static_cast<void>(status);
@@ -108,8 +114,8 @@ enum class arena : std::uint8_t { inbox, outbox };
 ///    `bytes` on every rank) when it is smaller. All pipelines on the group use it in turn.
 /// 3. `address(window, rank)` is where `rank`'s part lies for the caller, or null where it cannot reach it.
 template <class C>
-concept reaches_memory = communicator<C> && requires(C const& ranks, std::size_t bytes,
-                                                     typename C::window_type const& window) {
+concept reaches_memory = communicator<C> &&
+    requires(C const& ranks, std::size_t bytes, typename C::window_type const& window) {
     requires std::copyable<typename C::window_type>;
     { ranks.make_window(bytes) } -> std::same_as<typename C::window_type>;
     { ranks.shared_window(arena::inbox, bytes) } -> std::same_as<typename C::window_type>;
@@ -121,8 +127,8 @@ enum class reduction : std::uint8_t { sum, min, max };
 /// `all_reduce(values, op)`: every rank gets the element-wise result over all ranks, combined in rank
 /// order, the same bits everywhere. In place; equal counts on every rank.
 template <class C>
-concept reduces = communicator<C> && requires(C const& ranks, std::span<float> f, std::span<double> d,
-                                              std::span<std::int64_t> i) {
+concept reduces = communicator<C> &&
+    requires(C const& ranks, std::span<float> f, std::span<double> d, std::span<std::int64_t> i) {
     ranks.all_reduce(f, reduction::sum);
     ranks.all_reduce(d, reduction::sum);
     ranks.all_reduce(i, reduction::max);
@@ -131,8 +137,8 @@ concept reduces = communicator<C> && requires(C const& ranks, std::span<float> f
 /// `all_gather(mine, all)`: `all` receives every rank's `mine` in rank order; all.size() is
 /// size() * mine.size() bytes. `broadcast(data, root)`: every rank gets root's bytes.
 template <class C>
-concept gathers = communicator<C> && requires(C const& ranks, std::span<std::byte const> mine,
-                                              std::span<std::byte> all) {
+concept gathers = communicator<C> &&
+    requires(C const& ranks, std::span<std::byte const> mine, std::span<std::byte> all) {
     ranks.all_gather(mine, all);
     ranks.broadcast(all, 0);
 };

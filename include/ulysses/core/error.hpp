@@ -130,8 +130,10 @@ inline void append(std::string& text, std::string_view part) { text += part; }
 template <class Number>
     requires std::is_arithmetic_v<Number>
 void append(std::string& text, Number part) {
-    if constexpr (std::is_same_v<Number, bool>) text += part ? "true" : "false";
-    else text += std::to_string(part);
+    if constexpr (std::is_same_v<Number, bool>)
+        text += part ? "true" : "false";
+    else
+        text += std::to_string(part);
 }
 
 }  // namespace detail

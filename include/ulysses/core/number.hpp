@@ -20,7 +20,8 @@ namespace detail {
 /// binary32 to the upper 16 bits of binary32, round to nearest even, NaN stays a quiet NaN.
 ULYSSES_HD constexpr std::uint16_t float_to_bf16(float value) {
     auto const bits = std::bit_cast<std::uint32_t>(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
     return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
@@ -110,7 +111,8 @@ inline constexpr dtype dtype_of<bf16> = dtype::bf16;
 
 /// A type that may be the element of an operand.
 template <class T>
-concept element = dtype_of<std::remove_cv_t<T>> != dtype::none;
+concept element = dtype_of<std::remove_cv_t<T>>
+!= dtype::none;
 
 /// The type sums are kept in: double for double, float for everything else.
 template <element T>

@@ -12,7 +12,8 @@ namespace ulysses::inline v0 {
 enum class step_id : std::uint8_t { shard, project_in, to_heads, attend, to_tokens, project_out };
 
 constexpr std::string_view name(step_id step) {
-    constexpr std::string_view names[] = {"shard", "project_in", "to_heads", "attend", "to_tokens", "project_out"};
+    constexpr std::string_view names[] = {"shard",  "project_in", "to_heads",
+                                          "attend", "to_tokens",  "project_out"};
     return names[static_cast<std::size_t>(step)];
 }
 
@@ -21,7 +22,8 @@ constexpr std::string_view name(step_id step) {
 /// copied between two ranks' memory (its own share has from == to); `fence()` after each rendezvous.
 /// The pipeline holds it by value; it must not throw.
 template <class O>
-concept observer = std::copyable<O> && requires(O& seen, step_id step, int rank, std::size_t bytes) {
+concept observer = std::copyable<O> &&
+    requires(O& seen, step_id step, int rank, std::size_t bytes) {
     seen.begin(step);
     seen.end(step);
     seen.moved(rank, rank, bytes);
@@ -42,7 +44,7 @@ struct counting_observer {
     std::size_t bytes_received = 0;  ///< bytes this rank read from other ranks' memory
     std::size_t bytes_kept = 0;      ///< bytes of its own share, copied within its memory
     std::size_t fences = 0;
-    std::size_t steps[6] = {};       ///< how often each of the six steps ran
+    std::size_t steps[6] = {};  ///< how often each of the six steps ran
 
     void begin(step_id step) { ++steps[static_cast<std::size_t>(step)]; }
     static void end(step_id) {}

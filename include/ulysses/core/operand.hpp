@@ -20,7 +20,8 @@ inline std::string text_of(extents4 const& e) {
 }
 
 /// Elements from the first to one past the last of the axes whose stride is below `limit`.
-inline std::int64_t footprint(extents4 const& extents, extents4 const& strides, std::int64_t limit) {
+inline std::int64_t footprint(extents4 const& extents, extents4 const& strides,
+                              std::int64_t limit) {
     std::int64_t last = 0;
     for (std::size_t axis = 0; axis < 4; ++axis)
         if (extents[axis] > 1 && strides[axis] < limit) last += (extents[axis] - 1) * strides[axis];
@@ -32,7 +33,8 @@ inline constexpr auto no_limit = std::int64_t{1} << 62;
 /// True when two elements of the view share an address.
 inline bool overlaps_itself(extents4 const& extents, extents4 const& strides) {
     for (std::size_t axis = 0; axis < 4; ++axis)
-        if (extents[axis] > 1 && footprint(extents, strides, strides[axis]) > strides[axis]) return true;
+        if (extents[axis] > 1 && footprint(extents, strides, strides[axis]) > strides[axis])
+            return true;
     // Two axes of one stride walk over the same addresses.
     for (std::size_t a = 0; a < 4; ++a)
         for (std::size_t b = a + 1; b < 4; ++b)
@@ -47,8 +49,12 @@ bool may_overlap(tensor_view<A, LayoutA> const& a, tensor_view<B, LayoutB> const
     if (a.size() == 0 || b.size() == 0) return false;
     auto const begin_a = reinterpret_cast<std::uintptr_t>(a.data);
     auto const begin_b = reinterpret_cast<std::uintptr_t>(b.data);
-    auto const end_a = begin_a + static_cast<std::uintptr_t>(footprint(a.extents, a.strides, no_limit)) * sizeof(A);
-    auto const end_b = begin_b + static_cast<std::uintptr_t>(footprint(b.extents, b.strides, no_limit)) * sizeof(B);
+    auto const end_a =
+        begin_a +
+        static_cast<std::uintptr_t>(footprint(a.extents, a.strides, no_limit)) * sizeof(A);
+    auto const end_b =
+        begin_b +
+        static_cast<std::uintptr_t>(footprint(b.extents, b.strides, no_limit)) * sizeof(B);
     if (end_a <= begin_b || end_b <= begin_a) return false;
     if constexpr (sizeof(A) == sizeof(B)) {
         for (std::size_t axis = 0; axis < 3; ++axis) {
@@ -56,12 +62,14 @@ bool may_overlap(tensor_view<A, LayoutA> const& a, tensor_view<B, LayoutB> const
             if (period < 2 || b.strides[axis] != period) continue;
             auto const whole = [&](extents4 const& extents, extents4 const& strides) {
                 for (std::size_t other = 0; other < 4; ++other)
-                    if (extents[other] > 1 && strides[other] >= period && strides[other] % period != 0)
+                    if (extents[other] > 1 && strides[other] >= period &&
+                        strides[other] % period != 0)
                         return false;
                 return true;
             };
             if (!whole(a.extents, a.strides) || !whole(b.extents, b.strides)) continue;
-            auto const distance = static_cast<std::int64_t>(begin_b) - static_cast<std::int64_t>(begin_a);
+            auto const distance =
+                static_cast<std::int64_t>(begin_b) - static_cast<std::int64_t>(begin_a);
             auto const bytes = period * static_cast<std::int64_t>(sizeof(A));
             auto const offset = ((distance % bytes) + bytes) % bytes;
             auto const width = static_cast<std::int64_t>(sizeof(A));
@@ -82,8 +90,9 @@ void check_operand(std::string_view call, std::string_view name, tensor_view<T, 
                    extents4 const& expected, where at = where::here()) {
     auto const operation = concat(call, ": ", name);
     if (view.extents != expected)
-        raise(errc::invalid_tensor, at, operation, "extents [batch, tokens, heads, dim] must fit the step and shape",
-              "got ", detail::text_of(view.extents), ", expected ", detail::text_of(expected));
+        raise(errc::invalid_tensor, at, operation,
+              "extents [batch, tokens, heads, dim] must fit the step and shape", "got ",
+              detail::text_of(view.extents), ", expected ", detail::text_of(expected));
     if (view.size() == 0) return;
     if (view.data == nullptr)
         raise(errc::invalid_tensor, at, operation, "data must not be null", "extents ",
@@ -103,17 +112,19 @@ void check_output(std::string_view call, std::string_view name, tensor_view<T, L
                   extents4 const& expected, where at = where::here()) {
     check_operand(call, name, view, expected, at);
     if (view.size() != 0 && detail::overlaps_itself(view.extents, view.strides))
-        raise(errc::invalid_tensor, at, concat(call, ": ", name), "elements of an output must not overlap",
-              "extents ", detail::text_of(view.extents), ", strides ", detail::text_of(view.strides));
+        raise(errc::invalid_tensor, at, concat(call, ": ", name),
+              "elements of an output must not overlap", "extents ", detail::text_of(view.extents),
+              ", strides ", detail::text_of(view.strides));
 }
 
 /// Checks that an output shares no element with another operand.
 template <class A, class LayoutA, class B, class LayoutB>
 void check_apart(std::string_view call, std::string_view output, tensor_view<A, LayoutA> const& a,
-                 std::string_view other, tensor_view<B, LayoutB> const& b, where at = where::here()) {
+                 std::string_view other, tensor_view<B, LayoutB> const& b,
+                 where at = where::here()) {
     if (detail::may_overlap(a, b))
-        raise(errc::invalid_tensor, at, concat(call, ": ", output), "an output must not overlap another operand",
-              output, " overlaps ", other);
+        raise(errc::invalid_tensor, at, concat(call, ": ", output),
+              "an output must not overlap another operand", output, " overlaps ", other);
 }
 
 }  // namespace ulysses::inline v0

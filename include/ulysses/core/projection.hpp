@@ -41,22 +41,21 @@ struct projection_call {
 ///    exchange, when a recomputed o is at hand.
 /// Only sequence-local views: a projection is local to a rank's tokens.
 template <class Pr, class T, class Weights>
-concept projection_for =
-    requires(Pr const& projection, projection_call const& call, token_view<T const> in, token_view<T> out,
-             Weights const& weights) {
-        typename Pr::space_type;
-        projection.project_in(call, in, weights, out, out, out);
-        projection.project_out(call, in, weights, out);
-    };
+concept projection_for = requires(Pr const& projection, projection_call const& call,
+                                  token_view<T const> in, token_view<T> out,
+                                  Weights const& weights) {
+    typename Pr::space_type;
+    projection.project_in(call, in, weights, out, out, out);
+    projection.project_out(call, in, weights, out);
+};
 
 template <class Pr, class T, class Weights, class Gradients>
-concept differentiable_projection_for =
-    projection_for<Pr, T, Weights> &&
-    requires(Pr const& projection, projection_call const& call, token_view<T const> in, token_view<T> out,
-             Weights const& weights, Gradients const& gradients) {
-        projection.project_in_backward(call, in, weights, out, out, out, out, gradients);
-        projection.project_out_backward(call, weights, in, out);
-        projection.project_out_gradients(call, in, in, gradients);
-    };
+concept differentiable_projection_for = projection_for<Pr, T, Weights> &&
+    requires(Pr const& projection, projection_call const& call, token_view<T const> in,
+             token_view<T> out, Weights const& weights, Gradients const& gradients) {
+    projection.project_in_backward(call, in, weights, out, out, out, out, gradients);
+    projection.project_out_backward(call, weights, in, out);
+    projection.project_out_gradients(call, in, in, gradients);
+};
 
 }  // namespace ulysses::inline v0

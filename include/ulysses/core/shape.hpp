@@ -82,7 +82,8 @@ constexpr std::string_view broken_rule(shape const& s) {
     if (s.head_dim < 1 || s.head_dim >= limit) return "head_dim must lie in 1 .. 2^31 - 1";
     if (s.value_dim < 0 || s.value_dim >= limit) return "value_dim must lie in 0 .. 2^31 - 1";
     auto const scale = s.scale.value();
-    if (!(scale >= -std::numeric_limits<double>::max() && scale <= std::numeric_limits<double>::max()))
+    if (!(scale >= -std::numeric_limits<double>::max() &&
+          scale <= std::numeric_limits<double>::max()))
         return "scale must be finite";
     return {};
 }

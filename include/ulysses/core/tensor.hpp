@@ -78,9 +78,12 @@ struct raw_tensor {
 
 template <class X>
 constexpr axes order_of() {
-    if constexpr (requires { tensor_traits<X>::order; }) return tensor_traits<X>::order;
-    else if constexpr (requires { X::order; }) return X::order;
-    else return axes::bshd;
+    if constexpr (requires { tensor_traits<X>::order; })
+        return tensor_traits<X>::order;
+    else if constexpr (requires { X::order; })
+        return X::order;
+    else
+        return axes::bshd;
 }
 
 template <class T, class Extents>
@@ -137,9 +140,10 @@ auto raw(X const& x) {
 /// A type that can be an operand: by traits, by members, or as an mdspan; its elements are double, float,
 /// half or bf16 (`dtype_of`).
 template <class X>
-concept tensor_like =
-    (detail::tensor_by_traits<X> || detail::tensor_by_members<X> || detail::tensor_by_mdspan<X>) &&
-    requires(X const& x) { requires element<std::remove_reference_t<decltype(*detail::raw(x).data)>>; };
+concept tensor_like = (detail::tensor_by_traits<X> || detail::tensor_by_members<X> ||
+                       detail::tensor_by_mdspan<X>)&&requires(X const& x) {
+    requires element<std::remove_reference_t<decltype(*detail::raw(x).data)>>;
+};
 
 /// Element type of an operand, const where the operand is.
 template <tensor_like X>
@@ -176,7 +180,8 @@ tensor_view<element_of_t<X>, Layout> view_of_heads(X const& x, std::string_view 
     // Position of batch, token, head and dim among the four; rank 3 has no batch axis.
     constexpr std::size_t places[3][4] = {{0, 1, 2, 3}, {1, 0, 2, 3}, {0, 2, 1, 3}};
     constexpr std::size_t places_without_batch[3][4] = {{4, 0, 1, 2}, {4, 0, 1, 2}, {4, 1, 0, 2}};
-    auto const* place = (raw.rank == 4 ? places : places_without_batch)[static_cast<std::size_t>(raw.order)];
+    auto const* place =
+        (raw.rank == 4 ? places : places_without_batch)[static_cast<std::size_t>(raw.order)];
     tensor_view<element_of_t<X>, Layout> view;
     view.data = raw.data;
     for (std::size_t axis = 0; axis < 4; ++axis) {
@@ -195,15 +200,17 @@ tensor_view<element_of_t<X>, Layout> view_of_tokens(X const& x, std::string_view
     // Our own views always have four axes; a head axis of one is then the absent one.
     auto const has_head_axis = raw.rank == 4 && raw.extents[2] == 1;
     if (raw.rank != 2 && raw.rank != 3 && !has_head_axis)
-        raise(errc::invalid_tensor, at, name, "an operand of whole tokens has 2 or 3 axes, [B, S, C]",
-              raw.rank, " axes");
+        raise(errc::invalid_tensor, at, name,
+              "an operand of whole tokens has 2 or 3 axes, [B, S, C]", raw.rank, " axes");
     tensor_view<element_of_t<X>, Layout> view;
     view.data = raw.data;
     auto const dim = raw.rank - 1;
     auto const token_first = raw.rank == 2 || raw.order == axes::sbhd;
     auto const token = token_first ? std::size_t{0} : std::size_t{1};
-    view.extents = {raw.rank == 2 ? 1 : raw.extents[1 - token], raw.extents[token], 1, raw.extents[dim]};
-    view.strides = {raw.rank == 2 ? 0 : raw.strides[1 - token], raw.strides[token], 0, raw.strides[dim]};
+    view.extents = {raw.rank == 2 ? 1 : raw.extents[1 - token], raw.extents[token], 1,
+                    raw.extents[dim]};
+    view.strides = {raw.rank == 2 ? 0 : raw.strides[1 - token], raw.strides[token], 0,
+                    raw.strides[dim]};
     return view;
 }
 

@@ -92,9 +92,10 @@ class exchange {
 
     /// Lists sums of the peers' regions into a local operand; their elements are of the accumulator type.
     template <class T>
-    void sum(std::span<plan_sum const> sums, std::span<plan_source const> sources, window const& memory,
-             region const& place, token_view<T> const& local) {
-        for (auto const& each : sums) list_sum(each, sources.subspan(each.first_source, each.sources), memory, place, local);
+    void sum(std::span<plan_sum const> sums, std::span<plan_source const> sources,
+             window const& memory, region const& place, token_view<T> const& local) {
+        for (auto const& each : sums)
+            list_sum(each, sources.subspan(each.first_source, each.sources), memory, place, local);
     }
     /// As `get`, for regions whose elements are wider than the local operand's.
     template <class T>
@@ -102,8 +103,8 @@ class exchange {
                      token_view<T> const& local) {
         for (auto const& block : blocks) {
             plan_source const source{block.peer, block.row};
-            list_sum({block.token, block.tokens, block.head, block.heads, 0, 1, block.row_strides}, {&source, 1},
-                     memory, place, local);
+            list_sum({block.token, block.tokens, block.head, block.heads, 0, 1, block.row_strides},
+                     {&source, 1}, memory, place, local);
         }
     }
 
@@ -127,7 +128,8 @@ class exchange {
 
    private:
     template <class T>
-    block_copy sized(plan_block const& block, token_view<T> const& local, region const& place) const {
+    block_copy sized(plan_block const& block, token_view<T> const& local,
+                     region const& place) const {
         block_copy copy;
         copy.extents = {local.batch(), block.tokens, block.heads};
         copy.row_bytes = place.row_bytes;
@@ -139,7 +141,8 @@ class exchange {
         constexpr auto size = static_cast<std::int64_t>(sizeof(T));
         return {local.strides[0] * size, local.strides[1] * size, local.strides[2] * size};
     }
-    static std::array<std::int64_t, 3> byte_strides(std::array<std::int64_t, 3> const& rows, region const& place) {
+    static std::array<std::int64_t, 3> byte_strides(std::array<std::int64_t, 3> const& rows,
+                                                    region const& place) {
         return {rows[0] * place.pitch, rows[1] * place.pitch, rows[2] * place.pitch};
     }
 
@@ -161,7 +164,8 @@ class exchange {
         for (auto const& from : sources) {
             addresses_.push_back(source(memory, place, from.peer) + from.row * place.pitch);
             seen_->moved(from.peer, ranks_.rank(),
-                         static_cast<std::size_t>(local.batch() * each.tokens * each.heads * place.row_bytes));
+                         static_cast<std::size_t>(local.batch() * each.tokens * each.heads *
+                                                  place.row_bytes));
         }
         block_sum sum;
         sum.to = reinterpret_cast<std::byte*>(local.row(0, each.token, each.head));

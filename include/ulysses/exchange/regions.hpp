@@ -15,9 +15,9 @@ namespace ulysses::inline v0 {
 /// One operand's place in an arena, the same on every rank: `rows` rows of `dim` elements, the pitch a
 /// multiple of 64 bytes so that no two rows share a cache line.
 struct region {
-    std::size_t offset = 0;       ///< bytes from the arena's start
-    std::int64_t pitch = 0;       ///< bytes from row to row
-    std::int64_t row_bytes = 0;   ///< bytes of a row that are moved
+    std::size_t offset = 0;      ///< bytes from the arena's start
+    std::int64_t pitch = 0;      ///< bytes from row to row
+    std::int64_t row_bytes = 0;  ///< bytes of a row that are moved
 };
 
 /// Lays regions one behind the other.
@@ -29,8 +29,8 @@ class arena_layout {
         constexpr std::int64_t size = sizeof(T);
         auto const pitch = (dim * size + line_bytes - 1) / line_bytes * line_bytes;
         if (rows > (limit - static_cast<std::int64_t>(bytes_)) / pitch)
-            raise(errc::invalid_shape, {}, "exchange", "an arena must stay below 2^62 bytes", rows, " rows of ",
-                  pitch, " bytes");
+            raise(errc::invalid_shape, {}, "exchange", "an arena must stay below 2^62 bytes", rows,
+                  " rows of ", pitch, " bytes");
         region const result{bytes_, pitch, dim * size};
         bytes_ += static_cast<std::size_t>(rows * pitch);
         return result;
@@ -102,10 +102,13 @@ class head_operand {
 
     /// Rows of `dim` elements in this rank's own part of a window.
     head_operand(std::byte* base, region const& place, std::int64_t dim)
-        : data_(reinterpret_cast<T*>(base + place.offset)), pitch_(place.pitch / static_cast<std::int64_t>(sizeof(T))), dim_(dim) {}
+        : data_(reinterpret_cast<T*>(base + place.offset)),
+          pitch_(place.pitch / static_cast<std::int64_t>(sizeof(T))),
+          dim_(dim) {}
 
     /// [B, S, h, D]: all tokens, the heads of the rank's items in order.
-    explicit head_operand(tensor_view<T, head_local> const& tensor) : data_(tensor.data), tensor_(tensor) {}
+    explicit head_operand(tensor_view<T, head_local> const& tensor)
+        : data_(tensor.data), tensor_(tensor) {}
 
     /// [B, rows, heads, dim] of an item's queries.
     head_view<T> queries(plan const& moves, planned_item const& item) const {
@@ -114,7 +117,8 @@ class head_operand {
             return tensor_.slice_tokens(work.row_begin, work.rows())
                 .slice_heads(work.head_begin - moves.items()[0].work.head_begin, work.heads());
         auto const head = moves.batch() * work.rows() * pitch_;
-        return {data_ + item.query_row * pitch_, {moves.batch(), work.rows(), work.heads(), dim_},
+        return {data_ + item.query_row * pitch_,
+                {moves.batch(), work.rows(), work.heads(), dim_},
                 {work.rows() * pitch_, pitch_, head, 1}};
     }
 
@@ -125,7 +129,8 @@ class head_operand {
             return tensor_.slice_tokens(work.key_begin, work.keys())
                 .slice_heads(work.kv_begin - moves.items()[0].work.kv_begin, work.kv_heads());
         auto const sample = moves.key_capacity() * pitch_;
-        return {data_ + item.key_row * pitch_, {moves.batch(), work.keys(), work.kv_heads(), dim_},
+        return {data_ + item.key_row * pitch_,
+                {moves.batch(), work.keys(), work.kv_heads(), dim_},
                 {sample, pitch_, moves.batch() * sample, 1}};
     }
 

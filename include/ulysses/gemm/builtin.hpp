@@ -30,8 +30,8 @@ struct gemm_tile {
     static constexpr std::size_t packs = 2;
     static constexpr std::size_t rows = pack_bytes == 64 ? 8 : pack_bytes == 32 ? 6 : 4;
     static constexpr std::size_t columns = packs * lanes<T>;
-    static constexpr std::int64_t depth = 256;                   // block of k
-    static constexpr std::int64_t width = 512 / sizeof(T);       // block of n
+    static constexpr std::int64_t depth = 256;              // block of k
+    static constexpr std::int64_t width = 512 / sizeof(T);  // block of n
     static_assert(width % static_cast<std::int64_t>(columns) == 0);
 };
 
@@ -57,7 +57,8 @@ template <class T>
         vector right[] = {vector{static_cast<T>(0 * I)}...};
         if (!fresh) {
             ((left[I] = load_pack(c + static_cast<std::int64_t>(I) * c_stride) * beta), ...);
-            ((right[I] = load_pack(c + static_cast<std::int64_t>(I) * c_stride + lanes<T>) * beta), ...);
+            ((right[I] = load_pack(c + static_cast<std::int64_t>(I) * c_stride + lanes<T>) * beta),
+             ...);
         }
         for (std::int64_t p = 0, at = 0; p < depth; ++p, at += step) {
             auto const b0 = load_pack(b);
@@ -67,7 +68,8 @@ template <class T>
         }
         (store_pack(c + static_cast<std::int64_t>(I) * c_stride, left[I]), ...);
         (store_pack(c + static_cast<std::int64_t>(I) * c_stride + lanes<T>, right[I]), ...);
-    }(std::make_index_sequence<tile::rows>{});
+    }
+    (std::make_index_sequence<tile::rows>{});
 }
 
 /// Lays rows [k0, k0 + depth) and columns [n0, n0 + width) of alpha * op(B) out as panels
@@ -164,14 +166,16 @@ void multiply(gemm_call<T> const& call, T const* a, T const* b, T* c) {
 /// *Thread safety*: stateless; 160 KiB of the calling thread's stack. *Complexity*: 2 m n k operations.
 struct builtin_gemm {
     using space_type = host_space;
-    static constexpr bool rows_independent = true;  ///< nor do bits depend on n, or on zeros ending k
+    static constexpr bool rows_independent =
+        true;  ///< nor do bits depend on n, or on zeros ending k
 
     template <std::floating_point T>
     void operator()(gemm_call<T> const& call) const {
         if (call.m <= 0 || call.n <= 0) return;
         for (std::int64_t i = 0; i < call.batch; ++i)
             detail::multiply(call, call.a.data + i * call.a.batch_stride,
-                             call.b.data + i * call.b.batch_stride, call.c + i * call.c_batch_stride);
+                             call.b.data + i * call.b.batch_stride,
+                             call.c + i * call.c_batch_stride);
     }
 };
 

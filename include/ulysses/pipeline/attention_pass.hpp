@@ -21,10 +21,10 @@ namespace ulysses::inline v0 {
 /// A rank's operands of one pass, as the layout policy lays them.
 template <class T, class Layout>
 struct local_operands {
-    tensor_view<T const, Layout> q, k, v;      // [B, s, Hq, D], [B, s, Hkv, D], [B, s, Hkv, Dv]
-    tensor_view<T, Layout> o;                  // [B, s, Hq, Dv]
-    tensor_view<T const, Layout> dout;         // o's
-    tensor_view<T, Layout> dq, dk, dv;         // q's, k's, v's
+    tensor_view<T const, Layout> q, k, v;  // [B, s, Hq, D], [B, s, Hkv, D], [B, s, Hkv, Dv]
+    tensor_view<T, Layout> o;              // [B, s, Hq, Dv]
+    tensor_view<T const, Layout> dout;     // o's
+    tensor_view<T, Layout> dq, dk, dv;     // q's, k's, v's
 };
 
 /// Which call of the pipeline a pass serves; ranks must agree on it.
@@ -37,7 +37,8 @@ class attention_pass {
     using context_type = context<Comm>;
     using window = typename Comm::window_type;
 
-    attention_pass(Comm ranks, Attention attention) : ranks_(ranks), attention_(attention), moving_(ranks) {}
+    attention_pass(Comm ranks, Attention attention)
+        : ranks_(ranks), attention_(attention), moving_(ranks) {}
 
     Comm const& ranks() const { return ranks_; }
     Attention const& attention() const { return attention_; }
@@ -87,7 +88,8 @@ class attention_pass {
                 seen.end(step_id::to_heads);
                 auto* in = ranks_.address(inbox, ranks_.rank());
                 set_queries_keys_values(operands, in, places, moves.layer());
-                operands.o = {ranks_.address(outbox, ranks_.rank()), places.o, moves.layer().value_dim};
+                operands.o = {ranks_.address(outbox, ranks_.rank()), places.o,
+                              moves.layer().value_dim};
             } else {
                 set_queries_keys_values(operands, local);
                 operands.o = in_place(local.o);
@@ -140,8 +142,10 @@ class attention_pass {
             seen.begin(step_id::to_tokens);
             if constexpr (std::is_same_v<Layout, sequence_local>) {
                 to_tokens_backward(moving_, moves, inbox, places.dout, local.dout);
-                if (policy != keep::exchanged) to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
-                if (policy == keep::local) to_tokens_backward(moving_, moves, inbox, places.o, std::as_const(local).o);
+                if (policy != keep::exchanged)
+                    to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
+                if (policy == keep::local)
+                    to_tokens_backward(moving_, moves, inbox, places.o, std::as_const(local).o);
             }
             moving_.move(queue());
         });
@@ -198,13 +202,16 @@ class attention_pass {
     fence_status begin(plan const& moves, pass_kind kind, dtype type) {
         fence_status status;
         if (exchanging()) status.call = ranks_.begin_call();
-        status.plan = moves.hash() ^ (static_cast<std::uint64_t>(kind) << 8) ^ static_cast<std::uint64_t>(type);
+        status.plan = moves.hash() ^ (static_cast<std::uint64_t>(kind) << 8) ^
+                      static_cast<std::uint64_t>(type);
         return status;
     }
 
     void publish(fence_status const& status) {
-        if (exchanging()) moving_.publish(status);
-        else if (status.code != errc::none) throw_error(status.code, status.text, ranks_.rank());
+        if (exchanging())
+            moving_.publish(status);
+        else if (status.code != errc::none)
+            throw_error(status.code, status.text, ranks_.rank());
     }
 
     std::span<std::byte> workspace() const { return {workspace_.data(), workspace_.bytes()}; }
@@ -215,21 +222,23 @@ class attention_pass {
     }
 
     template <class T>
-    static head_operand<accumulator_t<T>> lse_operand(buffer<space_type>& memory, plan const& moves) {
+    static head_operand<accumulator_t<T>> lse_operand(buffer<space_type>& memory,
+                                                      plan const& moves) {
         auto const place = context_type::template lse_region<T>();
         memory.reserve(static_cast<std::size_t>(moves.own_query_rows() * place.pitch));
         return {memory.data(), place, 1};
     }
 
     template <class T, class Regions>
-    static void set_queries_keys_values(attend_operands<T>& operands, std::byte* base, Regions const& places,
-                                        shape const& layer) {
+    static void set_queries_keys_values(attend_operands<T>& operands, std::byte* base,
+                                        Regions const& places, shape const& layer) {
         operands.q = {base, places.q, layer.head_dim};
         operands.k = {base, places.k, layer.head_dim};
         operands.v = {base, places.v, layer.value_dim};
     }
     template <class T>
-    static void set_queries_keys_values(attend_operands<T>& operands, local_operands<T, Layout> const& local) {
+    static void set_queries_keys_values(attend_operands<T>& operands,
+                                        local_operands<T, Layout> const& local) {
         operands.q = in_place(local.q);
         operands.k = in_place(local.k);
         operands.v = in_place(local.v);
@@ -237,7 +246,8 @@ class attention_pass {
 
     /// Without an exchange dk and dv are accumulated where they are wanted, or beside, when they must be rounded.
     template <class T>
-    void set_backward_in_place(attend_operands<T>& operands, local_operands<T, Layout>& local, plan const& moves) {
+    void set_backward_in_place(attend_operands<T>& operands, local_operands<T, Layout>& local,
+                               plan const& moves) {
         set_queries_keys_values(operands, local);
         if (moves.layer().keep == keep::nothing && local.o.data == nullptr)
             local.o = packed_in<T>(o_, local.dout.extents);
@@ -245,8 +255,10 @@ class attention_pass {
         operands.dout = in_place(local.dout);
         operands.dq = in_place(local.dq);
         auto const accumulator = [&](auto const& view, buffer<space_type>& beside) {
-            if constexpr (std::is_same_v<T, accumulator_t<T>>) return view;
-            else return packed_in<accumulator_t<T>>(beside, view.extents);
+            if constexpr (std::is_same_v<T, accumulator_t<T>>)
+                return view;
+            else
+                return packed_in<accumulator_t<T>>(beside, view.extents);
         };
         auto const dk = accumulator(local.dk, dk_), dv = accumulator(local.dv, dv_);
         add_views(dk, dk, 0);
@@ -273,11 +285,13 @@ class attention_pass {
 
     /// to = the sum of `count` (0 or 1) sources.
     template <class To, class From>
-    static void add_views(tensor_view<To, Layout> const& to, tensor_view<From, Layout> const& from, std::size_t count) {
+    static void add_views(tensor_view<To, Layout> const& to, tensor_view<From, Layout> const& from,
+                          std::size_t count) {
         auto const* source = reinterpret_cast<std::byte const*>(from.data);
         auto const bytes = [](auto const& view, std::size_t size) {
             auto const width = static_cast<std::int64_t>(size);
-            return std::array{view.strides[0] * width, view.strides[1] * width, view.strides[2] * width};
+            return std::array{view.strides[0] * width, view.strides[1] * width,
+                              view.strides[2] * width};
         };
         block_sum sum;
         sum.to = reinterpret_cast<std::byte*>(to.data);
@@ -290,7 +304,8 @@ class attention_pass {
     }
 
     template <class U>
-    static void zero_rows(std::byte* base, region const& place, std::int64_t rows, std::int64_t dim) {
+    static void zero_rows(std::byte* base, region const& place, std::int64_t rows,
+                          std::int64_t dim) {
         block_sum sum;
         sum.to = base + place.offset;
         sum.extents = {1, 1, rows};
@@ -315,7 +330,8 @@ class attention_pass {
         copy.from = reinterpret_cast<std::byte const*>(from.data);
         copy.extents = {from.batch(), from.tokens(), from.heads()};
         copy.to_strides = {to.strides[0] * size, to.strides[1] * size, to.strides[2] * size};
-        copy.from_strides = {from.strides[0] * size, from.strides[1] * size, from.strides[2] * size};
+        copy.from_strides = {from.strides[0] * size, from.strides[1] * size,
+                             from.strides[2] * size};
         copy.row_bytes = from.dim() * size;
         copy = merged(copy);
         space_type::copy(queue(), {&copy, 1}, static_cast<std::size_t>(copy.bytes()));

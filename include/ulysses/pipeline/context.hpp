@@ -30,14 +30,15 @@ class context {
 
     /// Bytes this context holds on this rank.
     std::size_t bytes() const {
-        return (inbox_ ? inbox_bytes_ : 0) + (outbox_ ? outbox_bytes_ : 0) + q.bytes() + k.bytes() + v.bytes() +
-               o.bytes() + lse.bytes();
+        return (inbox_ ? inbox_bytes_ : 0) + (outbox_ ? outbox_bytes_ : 0) + q.bytes() + k.bytes() +
+               v.bytes() + o.bytes() + lse.bytes();
     }
 
     /// Log-sum-exp of the rows of work item `i` of this rank, [B, rows, heads, 1], while filled.
     template <class T>
     head_view<accumulator_t<T> const> log_sum_exp(plan const& moves, std::size_t i) const {
-        return head_operand<accumulator_t<T> const>(lse.data(), lse_region<T>(), 1).queries(moves, moves.items()[i]);
+        return head_operand<accumulator_t<T> const>(lse.data(), lse_region<T>(), 1)
+            .queries(moves, moves.items()[i]);
     }
 
     template <class T>
@@ -58,16 +59,19 @@ class context {
     /// *Throws* `invalid_call` when there was no forward call or another step's or element type's.
     void expect_filled(std::uint64_t hash, dtype type, bool whole, where at) const {
         if (!filled_)
-            raise(errc::invalid_call, at, "context", "a backward call needs a forward call before it",
-                  "the context is empty");
+            raise(errc::invalid_call, at, "context",
+                  "a backward call needs a forward call before it", "the context is empty");
         if (hash != hash_)
-            raise(errc::invalid_call, at, "context", "a backward call takes the step of its forward call",
-                  "forward ran plan ", hash_, ", backward plan ", hash);
+            raise(errc::invalid_call, at, "context",
+                  "a backward call takes the step of its forward call", "forward ran plan ", hash_,
+                  ", backward plan ", hash);
         if (type != type_)
-            raise(errc::invalid_call, at, "context", "a backward call takes the element type of its forward call",
-                  "forward ran ", name(type_), ", backward ", name(type));
+            raise(errc::invalid_call, at, "context",
+                  "a backward call takes the element type of its forward call", "forward ran ",
+                  name(type_), ", backward ", name(type));
         if (whole != whole_)
-            raise(errc::invalid_call, at, "context", "backward belongs to forward, attend_backward to attend",
+            raise(errc::invalid_call, at, "context",
+                  "backward belongs to forward, attend_backward to attend",
                   whole_ ? "forward was `forward`" : "forward was `attend`");
     }
 
@@ -85,14 +89,15 @@ class context {
         return grown(outbox_, outbox_bytes_, ranks, bytes);
     }
 
-    buffer<space_type> q, k, v, o;  ///< sequence-local, [B, s, H, D], where the keep policy asks for them
-    buffer<space_type> lse;         ///< head-local, one number a row
+    buffer<space_type> q, k, v,
+        o;                   ///< sequence-local, [B, s, H, D], where the keep policy asks for them
+    buffer<space_type> lse;  ///< head-local, one number a row
 
    private:
     using window = std::optional<typename Comm::window_type>;
 
-    static typename Comm::window_type const& grown(window& memory, std::size_t& have, Comm const& ranks,
-                                                   std::size_t bytes) {
+    static typename Comm::window_type const& grown(window& memory, std::size_t& have,
+                                                   Comm const& ranks, std::size_t bytes) {
         if (!memory || have < bytes) {
             memory.reset();
             memory = ranks.make_window(bytes);

@@ -25,7 +25,8 @@ constexpr std::size_t bytes_of(dtype type) {
 }
 
 /// The text behind `pipeline::describe`: one line a step, then the rank's items and its traffic.
-inline std::string describe(plan const& moves, std::string_view layout, dtype type, bool exchanging) {
+inline std::string describe(plan const& moves, std::string_view layout, dtype type,
+                            bool exchanging) {
     auto const& layer = moves.layer();
     auto const size = bytes_of(type);
     auto const accumulator = std::max<std::size_t>(size, 4);
@@ -33,31 +34,33 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
                                      : "nothing moves: this rank holds its heads";
     auto const drain = exchanging ? "read from the ranks' outboxes in final layout"
                                   : "nothing moves: this rank holds its heads";
-    auto text = concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout, " operands, ",
-                       name(type), "\n", "  heads ", layer.heads, " query, ", layer.kv_heads, " key-value; dim ",
-                       layer.head_dim, ", value dim ", layer.value_dim, "; ",
-                       layer.mask == mask::causal ? "causal" : "full", "\n", "  batch ", moves.batch(), ", ",
-                       moves.queries(), " queries, ", moves.keys(), " keys; this rank's tokens: ",
-                       moves.own_queries(), "\n");
+    auto text = concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout,
+                       " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ",
+                       layer.kv_heads, " key-value; dim ", layer.head_dim, ", value dim ",
+                       layer.value_dim, "; ", layer.mask == mask::causal ? "causal" : "full", "\n",
+                       "  batch ", moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
+                       " keys; this rank's tokens: ", moves.own_queries(), "\n");
     auto const s = moves.own_queries(), t = moves.own_keys(), b = moves.batch();
     text += concat("  1 shard        [", b, ", ", s, ", C]\n");
-    text += concat("  2 project_in   q [", b, ", ", s, ", ", layer.heads, ", ", layer.head_dim, "], k [", b, ", ", t,
-                   ", ", layer.kv_heads, ", ", layer.head_dim, "], v [", b, ", ", t, ", ", layer.kv_heads, ", ",
-                   layer.value_dim, "]\n");
+    text += concat("  2 project_in   q [", b, ", ", s, ", ", layer.heads, ", ", layer.head_dim,
+                   "], k [", b, ", ", t, ", ", layer.kv_heads, ", ", layer.head_dim, "], v [", b,
+                   ", ", t, ", ", layer.kv_heads, ", ", layer.value_dim, "]\n");
     text += concat("  3 to_heads     ", exchange, "\n");
     text += concat("  4 attend       ", moves.items().size(), " work items\n");
     for (auto const& item : moves.items()) {
         auto const& work = item.work;
-        text += concat("                 heads ", work.head_begin, "-", work.head_end, " | key-value heads ",
-                       work.kv_begin, "-", work.kv_end, " | rows ", work.row_begin, "-", work.row_end, " | keys ",
-                       work.key_begin, "-", work.key_end, "\n");
+        text += concat("                 heads ", work.head_begin, "-", work.head_end,
+                       " | key-value heads ", work.kv_begin, "-", work.kv_end, " | rows ",
+                       work.row_begin, "-", work.row_end, " | keys ", work.key_begin, "-",
+                       work.key_end, "\n");
     }
     text += concat("  5 to_tokens    ", drain, "\n");
     text += concat("  6 project_out  [", b, ", ", s, ", C]\n");
     auto const forward = exchanging ? forward_traffic(moves, size) : traffic{};
     auto const backward = exchanging ? backward_traffic(moves, size, accumulator) : traffic{};
     text += concat("  bytes sent     forward ", forward.sent, ", backward ", backward.sent, "\n");
-    text += concat("  bytes received forward ", forward.received, ", backward ", backward.received, "\n");
+    text += concat("  bytes received forward ", forward.received, ", backward ", backward.received,
+                   "\n");
     return text;
 }
 

@@ -59,7 +59,11 @@ class line {
     /// mask is causal; ranks and row_multiple are at least 1.
     constexpr line(shape const& layer, std::int64_t queries, std::int64_t keys, int ranks,
                    std::int64_t row_multiple)
-        : layer_(layer), queries_(queries), keys_(keys), ranks_(ranks), row_multiple_(row_multiple) {}
+        : layer_(layer),
+          queries_(queries),
+          keys_(keys),
+          ranks_(ranks),
+          row_multiple_(row_multiple) {}
 
     /// Keys seen by rows [0, row) of one head, together. At least 1 a row; below 2^62.
     constexpr std::int64_t weight(std::int64_t row) const {
@@ -70,7 +74,8 @@ class line {
     constexpr line_cut cut(int r) const {
         if (r >= ranks_) return {layer_.heads, 0};
         if (layer_.assignment == assignment::whole_heads)
-            return {r * (layer_.heads / ranks_) + std::min<std::int64_t>(r, layer_.heads % ranks_), 0};
+            return {r * (layer_.heads / ranks_) + std::min<std::int64_t>(r, layer_.heads % ranks_),
+                    0};
         auto const head = r * layer_.heads / ranks_;
         auto const part = r * layer_.heads % ranks_;  // of a head's weight, in 1/P
         auto const total = weight(queries_);
@@ -98,8 +103,9 @@ class line {
             // Whole groups as far as they go; a part of a group on either side of them.
             auto const next_group = (from.head / group + 1) * group;
             auto const last_group = to.head / group * group;
-            auto const end = from.head % group == 0 && last_group > from.head ? last_group
-                                                                              : std::min(next_group, to.head);
+            auto const end = from.head % group == 0 && last_group > from.head
+                                 ? last_group
+                                 : std::min(next_group, to.head);
             result.add(item(from.head, end, 0, queries_));
             from.head = end;
         }
@@ -114,16 +120,24 @@ class line {
                              std::int64_t row_end) const {
         auto const group = layer_.heads / layer_.kv_heads;
         auto const span = key_span(row_begin, row_end);
-        return {head_begin, head_end, head_begin / group, (head_end - 1) / group + 1,
-                row_begin,  row_end,  span[0],            span[1]};
+        return {head_begin,
+                head_end,
+                head_begin / group,
+                (head_end - 1) / group + 1,
+                row_begin,
+                row_end,
+                span[0],
+                span[1]};
     }
 
     constexpr std::int64_t first_row_reaching(std::int64_t target) const {
         std::int64_t low = 0, high = queries_;
         while (low < high) {
             auto const middle = low + (high - low) / 2;
-            if (weight(middle) >= target) high = middle;
-            else low = middle + 1;
+            if (weight(middle) >= target)
+                high = middle;
+            else
+                low = middle + 1;
         }
         return low;
     }

@@ -28,8 +28,8 @@ struct plan_block {
     std::int64_t tokens = 0;  ///< how many, consecutive
     std::int64_t head = 0;    ///< first head (of queries or of keys)
     std::int64_t heads = 0;
-    std::int64_t row = 0;                          ///< first row in the peer's region
-    std::array<std::int64_t, 3> row_strides{};     ///< rows per batch, token, head in the region
+    std::int64_t row = 0;                       ///< first row in the peer's region
+    std::array<std::int64_t, 3> row_strides{};  ///< rows per batch, token, head in the region
 };
 
 /// Local tokens of one key-value head that several ranks computed with: their rows are summed in
@@ -66,11 +66,11 @@ class plan {
     /// Makes this the plan of `rank` in a group of `ranks`; allocates only when it outgrows the largest so far.
     /// *Throws* `invalid_sequence` when `step` names another number of ranks, or a causal mask has queries and
     /// keys of different lengths. *Complexity*: O(P (items + runs) + own blocks).
-    void rebuild(shape const& layer, sequence const& step, int ranks, int rank, std::int64_t row_multiple,
-                 where at = where::here()) {
+    void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
+                 std::int64_t row_multiple, where at = where::here()) {
         if (step.ranks() != ranks)
-            raise(errc::invalid_sequence, at, "plan", "the sequence must name the group's ranks", "sequence of ",
-                  step.ranks(), " ranks, group of ", ranks);
+            raise(errc::invalid_sequence, at, "plan", "the sequence must name the group's ranks",
+                  "sequence of ", step.ranks(), " ranks, group of ", ranks);
         if (layer.mask == mask::causal && step.queries().total() != step.keys().total())
             raise(errc::invalid_sequence, at, "plan", "a causal mask needs as many keys as queries",
                   step.queries().total(), " queries, ", step.keys().total(), " keys");
@@ -101,14 +101,18 @@ class plan {
     std::int64_t own_keys() const { return own_keys_; }
     std::uint64_t hash() const { return hash_; }
 
-    work_items const& items(int rank) const { return shares_[static_cast<std::size_t>(rank)].items; }
+    work_items const& items(int rank) const {
+        return shares_[static_cast<std::size_t>(rank)].items;
+    }
     std::span<planned_item const> items() const { return items_; }
 
     /// Rows of the largest query and key region over all ranks.
     std::int64_t query_region_rows() const { return query_region_rows_; }
     std::int64_t key_region_rows() const { return key_region_rows_; }
     /// Rows of this rank's own regions.
-    std::int64_t own_query_rows() const { return shares_[static_cast<std::size_t>(rank_)].query_rows; }
+    std::int64_t own_query_rows() const {
+        return shares_[static_cast<std::size_t>(rank_)].query_rows;
+    }
     std::int64_t own_key_rows() const { return shares_[static_cast<std::size_t>(rank_)].key_rows; }
     std::int64_t key_capacity() const { return key_capacity_; }
 
@@ -142,9 +146,9 @@ class plan {
             kv_span span{0, 0};
             for (auto const& item : items)
                 if (item.kv_begin <= head && head < item.kv_end)
-                    span = span.begin == span.end
-                               ? kv_span{item.key_begin, item.key_end}
-                               : kv_span{std::min(span.begin, item.key_begin), std::max(span.end, item.key_end)};
+                    span = span.begin == span.end ? kv_span{item.key_begin, item.key_end}
+                                                  : kv_span{std::min(span.begin, item.key_begin),
+                                                            std::max(span.end, item.key_end)};
             return span;
         }
         /// The end of the longest run of heads from `head` on that need the same keys.
@@ -168,9 +172,10 @@ class plan {
     std::uint64_t combined_hash(sequence const& step) const {
         auto hash = step.hash();
         for (auto const word :
-             {layer_.heads, layer_.kv_heads, layer_.head_dim, layer_.value_dim, static_cast<std::int64_t>(layer_.mask),
-              static_cast<std::int64_t>(layer_.assignment), static_cast<std::int64_t>(layer_.keep),
-              static_cast<std::int64_t>(layer_.scale.bits), row_multiple_}) {
+             {layer_.heads, layer_.kv_heads, layer_.head_dim, layer_.value_dim,
+              static_cast<std::int64_t>(layer_.mask), static_cast<std::int64_t>(layer_.assignment),
+              static_cast<std::int64_t>(layer_.keep), static_cast<std::int64_t>(layer_.scale.bits),
+              row_multiple_}) {
             hash = (hash ^ static_cast<std::uint64_t>(word)) * 1099511628211u;
             hash ^= hash >> 32;
         }
@@ -191,14 +196,16 @@ class plan {
                 share.query_rows += item.heads() * batch_ * item.rows();
                 share.kv_begin = i == 0 ? item.kv_begin : share.kv_begin;
                 share.kv_end = std::max(share.kv_end, item.kv_end);
-                share.key_begin = i == 0 ? item.key_begin : std::min(share.key_begin, item.key_begin);
+                share.key_begin =
+                    i == 0 ? item.key_begin : std::min(share.key_begin, item.key_begin);
                 share.key_end = std::max(share.key_end, item.key_end);
             }
             query_region_rows_ = std::max(query_region_rows_, share.query_rows);
             key_capacity_ = std::max(key_capacity_, share.key_end - share.key_begin);
             most_kv_heads = std::max(most_kv_heads, share.kv_end - share.kv_begin);
         }
-        for (auto& share : shares_) share.key_rows = (share.kv_end - share.kv_begin) * batch_ * key_capacity_;
+        for (auto& share : shares_)
+            share.key_rows = (share.kv_end - share.kv_begin) * batch_ * key_capacity_;
         key_region_rows_ = most_kv_heads * batch_ * key_capacity_;
         items_.clear();
         auto const& own = shares_[static_cast<std::size_t>(rank_)];
@@ -219,9 +226,14 @@ class plan {
             for (std::size_t i = 0; i < share.items.size(); ++i) {
                 auto const& item = share.items[i];
                 for_tokens(step.queries(), item.row_begin, item.row_end,
-                           [&](std::int64_t token, std::int64_t tokens, std::int64_t global, std::int64_t stride) {
+                           [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
+                               std::int64_t stride) {
                                query_blocks_.push_back(
-                                   {peer, token, tokens, item.head_begin, item.heads(),
+                                   {peer,
+                                    token,
+                                    tokens,
+                                    item.head_begin,
+                                    item.heads(),
                                     share.query_row[i] + global - item.row_begin,
                                     {item.rows(), stride, batch_ * item.rows()}});
                            });
@@ -230,10 +242,16 @@ class plan {
                 auto const end = share.same_keys_end(head);
                 auto const span = share.keys_of(head);
                 for_tokens(step.keys(), span.begin, span.end,
-                           [&](std::int64_t token, std::int64_t tokens, std::int64_t global, std::int64_t stride) {
-                               key_blocks_.push_back({peer, token, tokens, head, end - head,
-                                                      key_row(share, head, global),
-                                                      {key_capacity_, stride, batch_ * key_capacity_}});
+                           [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
+                               std::int64_t stride) {
+                               key_blocks_.push_back(
+                                   {peer,
+                                    token,
+                                    tokens,
+                                    head,
+                                    end - head,
+                                    key_row(share, head, global),
+                                    {key_capacity_, stride, batch_ * key_capacity_}});
                            });
                 head = end;
             }
@@ -242,7 +260,8 @@ class plan {
 
     /// Calls `use(local token, count, global index, stride)` for this rank's tokens in global [from, to).
     template <class Use>
-    void for_tokens(token_orders const& orders, std::int64_t from, std::int64_t to, Use const& use) const {
+    void for_tokens(token_orders const& orders, std::int64_t from, std::int64_t to,
+                    Use const& use) const {
         std::int64_t token = 0;
         for (auto const& run : orders.runs(rank_)) {
             auto const part = run.within(from, to);
@@ -291,7 +310,8 @@ class plan {
             auto const from = edges_[e], to = edges_[e + 1];
             if (from == to) continue;
             for_tokens(step.keys(), from, to,
-                       [&](std::int64_t token, std::int64_t tokens, std::int64_t global, std::int64_t stride) {
+                       [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
+                           std::int64_t stride) {
                            auto const first = sources_.size();
                            for (auto const user : users_) {
                                auto const& share = shares_[static_cast<std::size_t>(user)];
@@ -309,7 +329,8 @@ class plan {
         std::array const strides{key_capacity_, stride, batch_ * key_capacity_};
         auto const count = sources_.size() - first;
         if (count == 1) {
-            key_returns_.push_back({sources_[first].peer, token, tokens, head, heads, sources_[first].row, strides});
+            key_returns_.push_back(
+                {sources_[first].peer, token, tokens, head, heads, sources_[first].row, strides});
             sources_.pop_back();
         } else {
             key_sums_.push_back({token, tokens, head, heads, first, count, strides});
@@ -319,9 +340,11 @@ class plan {
     void count_rows(sequence const& step) {
         rows_.assign(static_cast<std::size_t>(ranks_), {});
         for (auto const& block : query_blocks_)
-            rows_[static_cast<std::size_t>(block.peer)].queries_to += batch_ * block.tokens * block.heads;
+            rows_[static_cast<std::size_t>(block.peer)].queries_to +=
+                batch_ * block.tokens * block.heads;
         for (auto const& block : key_blocks_)
-            rows_[static_cast<std::size_t>(block.peer)].keys_to += batch_ * block.tokens * block.heads;
+            rows_[static_cast<std::size_t>(block.peer)].keys_to +=
+                batch_ * block.tokens * block.heads;
         auto const& own = shares_[static_cast<std::size_t>(rank_)];
         for (int peer = 0; peer < ranks_; ++peer) {
             auto& rows = rows_[static_cast<std::size_t>(peer)];

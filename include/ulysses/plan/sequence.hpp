@@ -36,7 +36,8 @@ class sequence {
     /// *Throws* the same error on every rank: `disagreement` when batches differ, `invalid_sequence` when
     /// the orders do not cover the sequence exactly once.
     template <gathers Comm>
-    static sequence agree(Comm const& ranks, sequence_options const& mine, where at = where::here()) {
+    static sequence agree(Comm const& ranks, sequence_options const& mine,
+                          where at = where::here()) {
         sequence step;
         step.renew(ranks, mine, at);
         return step;
@@ -48,17 +49,20 @@ class sequence {
         auto const size = static_cast<std::size_t>(ranks.size());
         shares_.resize(size);
         auto const own = share_of(mine);
-        ranks.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(shares_)));
+        ranks.all_gather(std::as_bytes(std::span(&own, 1)),
+                         std::as_writable_bytes(std::span(shares_)));
         check_shares(at);
         std::size_t most_runs = 0;
-        for (auto const& each : shares_) most_runs = std::max({most_runs, each.runs[0], each.runs[1]});
+        for (auto const& each : shares_)
+            most_runs = std::max({most_runs, each.runs[0], each.runs[1]});
         if (most_runs > inline_runs) {
             gathered_.assign(size * 2 * most_runs, {});
             own_runs_.assign(2 * most_runs, {});
             std::copy(mine.order.begin(), mine.order.end(), own_runs_.begin());
             std::copy(mine.key_order.begin(), mine.key_order.end(),
                       own_runs_.begin() + static_cast<std::ptrdiff_t>(most_runs));
-            ranks.all_gather(std::as_bytes(std::span(own_runs_)), std::as_writable_bytes(std::span(gathered_)));
+            ranks.all_gather(std::as_bytes(std::span(own_runs_)),
+                             std::as_writable_bytes(std::span(gathered_)));
         }
         batch_ = shares_[0].batch;
         cross_ = shares_[0].tokens[1] >= 0;
@@ -68,12 +72,13 @@ class sequence {
     }
 
     /// Contiguous shares of `tokens` over `ranks`: rank r holds floor(S/P) + (r < S mod P) tokens.
-    static sequence split(int ranks, std::int64_t batch, std::int64_t tokens, where at = where::here()) {
+    static sequence split(int ranks, std::int64_t batch, std::int64_t tokens,
+                          where at = where::here()) {
         sequence step;
         step.batch_ = batch;
         if (ranks < 1 || tokens < 0)
-            raise(errc::invalid_sequence, at, "sequence", "a split has ranks and tokens", ranks, " ranks, ",
-                  tokens, " tokens");
+            raise(errc::invalid_sequence, at, "sequence", "a split has ranks and tokens", ranks,
+                  " ranks, ", tokens, " tokens");
         std::int64_t begin = 0;
         for (int r = 0; r < ranks; ++r) {
             token_run const run{begin, tokens / ranks + (r < tokens % ranks ? 1 : 0)};
@@ -86,7 +91,8 @@ class sequence {
 
     /// From the orders of all ranks, known without a collective; `keys` empty: the same as the queries.
     static sequence of(std::int64_t batch, std::span<std::vector<token_run> const> queries,
-                       std::span<std::vector<token_run> const> keys = {}, where at = where::here()) {
+                       std::span<std::vector<token_run> const> keys = {},
+                       where at = where::here()) {
         sequence step;
         step.batch_ = batch;
         step.cross_ = !keys.empty();
@@ -120,24 +126,27 @@ class sequence {
         own.batch = mine.batch;
         own.tokens = {mine.tokens, mine.keys};
         own.runs = {mine.order.size(), mine.key_order.size()};
-        std::copy_n(mine.order.begin(), std::min(inline_runs, mine.order.size()), own.order[0].begin());
-        std::copy_n(mine.key_order.begin(), std::min(inline_runs, mine.key_order.size()), own.order[1].begin());
+        std::copy_n(mine.order.begin(), std::min(inline_runs, mine.order.size()),
+                    own.order[0].begin());
+        std::copy_n(mine.key_order.begin(), std::min(inline_runs, mine.key_order.size()),
+                    own.order[1].begin());
         return own;
     }
 
     void check_shares(where at) const {
         auto const differs = [&](std::size_t rank, std::string_view field, auto first, auto other) {
             if (first != other)
-                raise(errc::disagreement, at, "sequence", concat(field, " must be equal on every rank"), "rank 0 has ",
-                      first, ", rank ", rank, " has ", other);
+                raise(errc::disagreement, at, "sequence",
+                      concat(field, " must be equal on every rank"), "rank 0 has ", first,
+                      ", rank ", rank, " has ", other);
         };
         for (std::size_t r = 0; r < shares_.size(); ++r) {
             auto const& theirs = shares_[r];
             differs(r, "batch", shares_[0].batch, theirs.batch);
             differs(r, "whether keys are given", shares_[0].tokens[1] >= 0, theirs.tokens[1] >= 0);
             if (theirs.tokens[0] < 0 || std::max(theirs.tokens[0], theirs.tokens[1]) >= token_limit)
-                raise(errc::invalid_sequence, at, "sequence", "a rank holds 0 .. 2^31 - 1 tokens", "rank ", r,
-                      " has ", theirs.tokens[0], ", keys ", theirs.tokens[1]);
+                raise(errc::invalid_sequence, at, "sequence", "a rank holds 0 .. 2^31 - 1 tokens",
+                      "rank ", r, " has ", theirs.tokens[0], ", keys ", theirs.tokens[1]);
         }
     }
 
@@ -155,12 +164,15 @@ class sequence {
                 begin += run.count;
                 continue;
             }
-            auto const* runs = most_runs > inline_runs ? gathered_.data() + (2 * r + side) * most_runs
-                                                       : theirs.order[side].data();
+            auto const* runs = most_runs > inline_runs
+                                   ? gathered_.data() + (2 * r + side) * most_runs
+                                   : theirs.order[side].data();
             orders.add_rank({runs, theirs.runs[side]});
             if (orders.count(static_cast<int>(r)) != theirs.tokens[side])
-                raise(errc::invalid_sequence, at, "sequence", "an order must list the rank's tokens", "rank ", r,
-                      " has ", theirs.tokens[side], " tokens, its order lists ", orders.count(static_cast<int>(r)));
+                raise(errc::invalid_sequence, at, "sequence",
+                      "an order must list the rank's tokens", "rank ", r, " has ",
+                      theirs.tokens[side], " tokens, its order lists ",
+                      orders.count(static_cast<int>(r)));
         }
     }
 
@@ -170,12 +182,13 @@ class sequence {
         queries_.check("sequence", at);
         if (cross_) keys_.check("sequence: keys", at);
         if (cross_ && keys_.ranks() != queries_.ranks())
-            raise(errc::invalid_sequence, at, "sequence", "queries and keys must name as many ranks",
-                  queries_.ranks(), " and ", keys_.ranks());
+            raise(errc::invalid_sequence, at, "sequence",
+                  "queries and keys must name as many ranks", queries_.ranks(), " and ",
+                  keys_.ranks());
         if (queries_.total() < 1 || keys().total() < 1 ||
             std::max(queries_.total(), keys().total()) >= token_limit)
-            raise(errc::invalid_sequence, at, "sequence", "a sequence has 1 .. 2^31 - 1 tokens", queries_.total(),
-                  " queries, ", keys().total(), " keys");
+            raise(errc::invalid_sequence, at, "sequence", "a sequence has 1 .. 2^31 - 1 tokens",
+                  queries_.total(), " queries, ", keys().total(), " keys");
         hash_ = 14695981039346656037u;  // FNV-1a over 64-bit words, folded
         mix(static_cast<std::uint64_t>(batch_));
         mix_orders(queries_);

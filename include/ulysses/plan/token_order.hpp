@@ -27,7 +27,8 @@ struct token_run {
     };
     constexpr range within(std::int64_t from, std::int64_t to) const {
         auto const first_at = [&](std::int64_t token) {
-            return std::clamp<std::int64_t>(token <= begin ? 0 : (token - begin + stride - 1) / stride, 0, count);
+            return std::clamp<std::int64_t>(
+                token <= begin ? 0 : (token - begin + stride - 1) / stride, 0, count);
         };
         auto const first = first_at(from);
         return {first, std::max(first, first_at(to))};
@@ -55,11 +56,12 @@ class token_orders {
         std::int64_t count = 0;
         for (auto const& run : runs) {
             if (run.count == 0) continue;
-            if (run.count < 0 || run.count >= token_limit || run.begin < 0 || run.begin >= token_limit ||
-                run.stride < 1 || run.stride >= token_limit)
+            if (run.count < 0 || run.count >= token_limit || run.begin < 0 ||
+                run.begin >= token_limit || run.stride < 1 || run.stride >= token_limit)
                 raise(errc::invalid_sequence, {}, "sequence",
-                      "a run has begin and count in 0 .. 2^31 - 1 and a stride of at least 1", "rank ",
-                      ranks(), " has {begin ", run.begin, ", count ", run.count, ", stride ", run.stride, "}");
+                      "a run has begin and count in 0 .. 2^31 - 1 and a stride of at least 1",
+                      "rank ", ranks(), " has {begin ", run.begin, ", count ", run.count,
+                      ", stride ", run.stride, "}");
             count += run.count;
             if (runs_.size() > first && runs_.back().stride == 1 && run.stride == 1 &&
                 runs_.back().begin + runs_.back().count == run.begin)
@@ -99,9 +101,9 @@ class token_orders {
         for (int r = 0; r < ranks(); ++r)
             for (auto const& run : runs(r)) {
                 if (run.last() >= total_)
-                    raise(errc::invalid_sequence, at, what, "runs must lie within the sequence", "rank ", r,
-                          " has run {begin ", run.begin, ", count ", run.count, ", stride ", run.stride,
-                          "} of ", total_, " tokens");
+                    raise(errc::invalid_sequence, at, what, "runs must lie within the sequence",
+                          "rank ", r, " has run {begin ", run.begin, ", count ", run.count,
+                          ", stride ", run.stride, "} of ", total_, " tokens");
                 contiguous = contiguous && run.stride == 1;
             }
         contiguous ? check_contiguous(what, at) : check_each(what, at);
@@ -119,7 +121,8 @@ class token_orders {
         std::int64_t next = 0;
         for (auto const& run : sorted_) {
             if (run.begin != next)
-                raise(errc::invalid_sequence, at, what, "ranks must cover the sequence exactly once",
+                raise(errc::invalid_sequence, at, what,
+                      "ranks must cover the sequence exactly once",
                       run.begin < next ? "token held twice: " : "token held by no rank: ",
                       std::min(run.begin, next), " of ", total_);
             next += run.count;
@@ -132,7 +135,8 @@ class token_orders {
             for (std::int64_t i = 0; i < run.count; ++i) {
                 auto const token = static_cast<std::size_t>(run.at(i));
                 if (seen_[token])
-                    raise(errc::invalid_sequence, at, what, "ranks must cover the sequence exactly once",
+                    raise(errc::invalid_sequence, at, what,
+                          "ranks must cover the sequence exactly once",
                           "token held twice: ", run.at(i), " of ", total_);
                 seen_[token] = true;  // as many tokens as indices: none twice means none left out
             }

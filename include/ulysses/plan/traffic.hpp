@@ -24,14 +24,18 @@ inline traffic forward_traffic(plan const& moves, std::size_t element_bytes) {
         if (peer == moves.rank()) continue;
         auto const& rows = moves.rows(peer);
         auto const both = layer.head_dim + layer.value_dim;
-        sent += rows.queries_to * layer.head_dim + rows.keys_to * both + rows.queries_from * layer.value_dim;
-        received += rows.queries_from * layer.head_dim + rows.keys_from * both + rows.queries_to * layer.value_dim;
+        sent += rows.queries_to * layer.head_dim + rows.keys_to * both +
+                rows.queries_from * layer.value_dim;
+        received += rows.queries_from * layer.head_dim + rows.keys_from * both +
+                    rows.queries_to * layer.value_dim;
     }
-    return {static_cast<std::size_t>(sent) * element_bytes, static_cast<std::size_t>(received) * element_bytes};
+    return {static_cast<std::size_t>(sent) * element_bytes,
+            static_cast<std::size_t>(received) * element_bytes};
 }
 
 /// Backward with keep::exchanged: dO out; dq, dk and dv back to others. dk and dv count `accumulator_bytes` each.
-inline traffic backward_traffic(plan const& moves, std::size_t element_bytes, std::size_t accumulator_bytes) {
+inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
+                                std::size_t accumulator_bytes) {
     auto const& layer = moves.layer();
     std::int64_t sent = 0, received = 0, sent_keys = 0, received_keys = 0;
     for (int peer = 0; peer < moves.ranks(); ++peer) {
@@ -43,7 +47,8 @@ inline traffic backward_traffic(plan const& moves, std::size_t element_bytes, st
         sent_keys += rows.keys_from * both;
         received_keys += rows.keys_to * both;
     }
-    return {static_cast<std::size_t>(sent) * element_bytes + static_cast<std::size_t>(sent_keys) * accumulator_bytes,
+    return {static_cast<std::size_t>(sent) * element_bytes +
+                static_cast<std::size_t>(sent_keys) * accumulator_bytes,
             static_cast<std::size_t>(received) * element_bytes +
                 static_cast<std::size_t>(received_keys) * accumulator_bytes};
 }
@@ -51,9 +56,12 @@ inline traffic backward_traffic(plan const& moves, std::size_t element_bytes, st
 /// The closed form of the elements that all ranks together send in one forward pass when every head weighs
 /// alike and no mask spares a key: (P - 1) / P * S * B * (Hq (D + Dv) + (Hkv + P - gcd(Hkv, P)) (D + Dv)),
 /// with equal shares of S. *Source*: counting, as in docs/shapes.md.
-inline std::int64_t closed_form_elements(shape const& layer, std::int64_t batch, std::int64_t tokens, int ranks) {
-    auto const copies = layer.kv_heads + ranks - std::gcd(layer.kv_heads, static_cast<std::int64_t>(ranks));
-    return tokens / ranks * (ranks - 1) * batch * (layer.heads + copies) * (layer.head_dim + layer.value_dim);
+inline std::int64_t closed_form_elements(shape const& layer, std::int64_t batch,
+                                         std::int64_t tokens, int ranks) {
+    auto const copies =
+        layer.kv_heads + ranks - std::gcd(layer.kv_heads, static_cast<std::int64_t>(ranks));
+    return tokens / ranks * (ranks - 1) * batch * (layer.heads + copies) *
+           (layer.head_dim + layer.value_dim);
 }
 
 }  // namespace ulysses::inline v0

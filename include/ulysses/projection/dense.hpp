@@ -57,12 +57,14 @@ class dense {
    public:
     using space_type = typename Gemm::space_type;
 
-    explicit constexpr dense(Gemm gemm, Epilogue epilogue = {}) : gemm_(gemm), epilogue_(epilogue) {}
+    explicit constexpr dense(Gemm gemm, Epilogue epilogue = {})
+        : gemm_(gemm), epilogue_(epilogue) {}
 
     /// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv].
     template <class T>
-    void project_in(projection_call const& call, token_view<T const> x, dense_weights<T> const& weights,
-                    token_view<T> q, token_view<T> k, token_view<T> v) const {
+    void project_in(projection_call const& call, token_view<T const> x,
+                    dense_weights<T> const& weights, token_view<T> q, token_view<T> k,
+                    token_view<T> v) const {
         multiply(x, weights.q, weights.q_bias, q);
         multiply(x, weights.k, weights.k_bias, k);
         multiply(x, weights.v, weights.v_bias, v);
@@ -71,8 +73,9 @@ class dense {
 
     /// dq, dk, dv -> dx [B, s, C], overwritten, and the weights' gradients, added to.
     template <class T>
-    void project_in_backward(projection_call const& call, token_view<T const> x, dense_weights<T> const& weights,
-                             token_view<T> dq, token_view<T> dk, token_view<T> dv, token_view<T> dx,
+    void project_in_backward(projection_call const& call, token_view<T const> x,
+                             dense_weights<T> const& weights, token_view<T> dq, token_view<T> dk,
+                             token_view<T> dv, token_view<T> dx,
                              dense_gradients<T> const& gradients) const {
         epilogue_.backward(call, dq, dk);
         multiply_back<T>(dq, weights.q, T(0), dx);
@@ -92,15 +95,15 @@ class dense {
 
     /// dy [B, s, C] -> dout [B, s, Hq, Dv], overwritten.
     template <class T>
-    void project_out_backward(projection_call const&, dense_weights<T> const& weights, token_view<T const> dy,
-                              token_view<T> dout) const {
+    void project_out_backward(projection_call const&, dense_weights<T> const& weights,
+                              token_view<T const> dy, token_view<T> dout) const {
         multiply_back<T>(dy, weights.o, T(0), dout);
     }
 
     /// The output weight's gradient, added to.
     template <class T>
-    void project_out_gradients(projection_call const&, token_view<T const> o, token_view<T const> dy,
-                               dense_gradients<T> const& gradients) const {
+    void project_out_gradients(projection_call const&, token_view<T const> o,
+                               token_view<T const> dy, dense_gradients<T> const& gradients) const {
         accumulate<T>(o, dy, gradients.o, gradients.o_bias);
     }
 
@@ -121,7 +124,9 @@ class dense {
         auto const columns_b = b.heads() * b.dim();
         if (one_stride(a) && one_stride(b)) {
             auto const rows = a.batch() * a.tokens();
-            if (rows > 0) use(matrix_rows<A>{a.data, rows, columns_a, a.strides[1]}, matrix_rows<B>{b.data, rows, columns_b, b.strides[1]});
+            if (rows > 0)
+                use(matrix_rows<A>{a.data, rows, columns_a, a.strides[1]},
+                    matrix_rows<B>{b.data, rows, columns_b, b.strides[1]});
             return;
         }
         for (std::int64_t i = 0; i < a.batch() && a.tokens() > 0; ++i)
@@ -131,7 +136,8 @@ class dense {
 
     /// out = in W + bias
     template <class T>
-    void multiply(token_view<T const> in, weight_view<T const> const& weight, T const* bias, token_view<T> out) const {
+    void multiply(token_view<T const> in, weight_view<T const> const& weight, T const* bias,
+                  token_view<T> out) const {
         for_rows(in, out, [&](auto const& a, auto const& c) {
             for (std::int64_t row = 0; bias != nullptr && row < c.rows; ++row)
                 for (std::int64_t j = 0; j < c.columns; ++j) c.data[row * c.stride + j] = bias[j];
@@ -148,7 +154,8 @@ class dense {
 
     /// din = beta din + dout W^T
     template <class T>
-    void multiply_back(token_view<T const> dout, weight_view<T const> const& weight, T beta, token_view<T> din) const {
+    void multiply_back(token_view<T const> dout, weight_view<T const> const& weight, T beta,
+                       token_view<T> din) const {
         for_rows(dout, din, [&](auto const& a, auto const& c) {
             gemm_(gemm_call<T>{.m = c.rows,
                                .n = c.columns,
@@ -163,11 +170,12 @@ class dense {
 
     /// dW += in^T dout, dbias += column sums of dout
     template <class T>
-    void accumulate(token_view<T const> in, token_view<T const> dout, weight_view<T> const& gradient,
-                    T* bias_gradient) const {
+    void accumulate(token_view<T const> in, token_view<T const> dout,
+                    weight_view<T> const& gradient, T* bias_gradient) const {
         for_rows(in, dout, [&](auto const& a, auto const& b) {
             for (std::int64_t row = 0; bias_gradient != nullptr && row < b.rows; ++row)
-                for (std::int64_t j = 0; j < b.columns; ++j) bias_gradient[j] += b.data[row * b.stride + j];
+                for (std::int64_t j = 0; j < b.columns; ++j)
+                    bias_gradient[j] += b.data[row * b.stride + j];
             if (gradient.data == nullptr) return;
             auto call = gemm_call<T>{.m = a.columns,
                                      .n = b.columns,

@@ -24,7 +24,8 @@ struct attend_operands {
 
 namespace detail {
 
-inline attention_call call_of(plan const& moves, planned_item const& item, std::span<std::byte> workspace) {
+inline attention_call call_of(plan const& moves, planned_item const& item,
+                              std::span<std::byte> workspace) {
     auto const& work = item.work;
     attention_call call;
     call.query_head = work.head_begin;
@@ -54,7 +55,8 @@ std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves
                                         .kv_heads = work.kv_heads(),
                                         .head_dim = moves.layer().head_dim,
                                         .value_dim = moves.layer().value_dim};
-        bytes = std::max(bytes, static_cast<std::size_t>(attention.template workspace_bytes<T>(extents)));
+        bytes = std::max(bytes,
+                         static_cast<std::size_t>(attention.template workspace_bytes<T>(extents)));
     }
     return bytes;
 }
@@ -72,8 +74,8 @@ void attend(Attention const& attention, plan const& moves, attend_operands<T> co
 
 /// Step 4 backward. dq is overwritten; dk and dv, zeroed by the caller, are added to, item by item.
 template <class T, class Attention>
-void attend_backward(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
-                     std::span<std::byte> workspace) {
+void attend_backward(Attention const& attention, plan const& moves,
+                     attend_operands<T> const& operands, std::span<std::byte> workspace) {
     for (auto const& item : moves.items()) {
         attention_backward_views<T> views;
         views.q = operands.q.queries(moves, item);

@@ -24,10 +24,12 @@ void project_in(Projection const& projection, sequence const& step, int rank, to
 
 /// Step 2 backward: dq, dk, dv -> dx [B, s, C], overwritten, and the weights' gradients, added to.
 template <class Projection, class T, class Weights, class Gradients>
-void project_in_backward(Projection const& projection, sequence const& step, int rank, token_view<T const> x,
-                         Weights const& weights, token_view<T> dq, token_view<T> dk, token_view<T> dv,
-                         token_view<T> dx, Gradients const& gradients) {
-    projection.project_in_backward(projection_call_of(step, rank), x, weights, dq, dk, dv, dx, gradients);
+void project_in_backward(Projection const& projection, sequence const& step, int rank,
+                         token_view<T const> x, Weights const& weights, token_view<T> dq,
+                         token_view<T> dk, token_view<T> dv, token_view<T> dx,
+                         Gradients const& gradients) {
+    projection.project_in_backward(projection_call_of(step, rank), x, weights, dq, dk, dv, dx,
+                                   gradients);
 }
 
 }  // namespace ulysses::inline v0

@@ -5,14 +5,14 @@
 #include <ulysses/core/tensor.hpp>
 #include <ulysses/plan/sequence.hpp>
 
-
 namespace ulysses::inline v0 {
 
 namespace detail {
 
 template <class Global, class Local, class Copy>
-void for_own_rows(token_orders const& orders, int rank, tensor_view<Global, replicated> const& global,
-                  token_view<Local> const& local, Copy const& copy) {
+void for_own_rows(token_orders const& orders, int rank,
+                  tensor_view<Global, replicated> const& global, token_view<Local> const& local,
+                  Copy const& copy) {
     std::int64_t token = 0;
     for (auto const& run : orders.runs(rank))
         for (std::int64_t i = 0; i < run.count; ++i, ++token)
@@ -26,11 +26,14 @@ void for_own_rows(token_orders const& orders, int rank, tensor_view<Global, repl
 /// Step 1: a rank's own tokens of a tensor that holds the whole sequence.
 /// *Shape*: global [B, S, C] -> local [B, s, C]. *Throws* `invalid_tensor` when extents do not fit.
 template <tensor_like Global, tensor_like Local>
-void shard(sequence const& step, int rank, Global const& global, Local const& local, where at = where::here()) {
+void shard(sequence const& step, int rank, Global const& global, Local const& local,
+           where at = where::here()) {
     auto const from = view_of_tokens<replicated>(global, "shard: global", at);
     auto const to = view_of_tokens<sequence_local>(local, "shard: local", at);
-    check_operand("shard", "global", from, {step.batch(), step.queries().total(), 1, from.dim()}, at);
-    check_output("shard", "local", to, {step.batch(), step.queries().count(rank), 1, from.dim()}, at);
+    check_operand("shard", "global", from, {step.batch(), step.queries().total(), 1, from.dim()},
+                  at);
+    check_output("shard", "local", to, {step.batch(), step.queries().count(rank), 1, from.dim()},
+                 at);
     detail::for_own_rows(step.queries(), rank, from, to, [&](auto const* source, auto* target) {
         for (std::int64_t c = 0; c < to.dim(); ++c) target[c] = source[c];
     });
@@ -40,10 +43,12 @@ void shard(sequence const& step, int rank, Global const& global, Local const& lo
 /// places are left as they are.
 /// *Shape*: local [B, s, C] -> global [B, S, C].
 template <tensor_like Local, tensor_like Global>
-void unshard(sequence const& step, int rank, Local const& local, Global const& global, where at = where::here()) {
+void unshard(sequence const& step, int rank, Local const& local, Global const& global,
+             where at = where::here()) {
     auto const from = view_of_tokens<sequence_local>(local, "unshard: local", at);
     auto const to = view_of_tokens<replicated>(global, "unshard: global", at);
-    check_operand("unshard", "local", from, {step.batch(), step.queries().count(rank), 1, to.dim()}, at);
+    check_operand("unshard", "local", from, {step.batch(), step.queries().count(rank), 1, to.dim()},
+                  at);
     check_output("unshard", "global", to, {step.batch(), step.queries().total(), 1, to.dim()}, at);
     detail::for_own_rows(step.queries(), rank, to, from, [&](auto* target, auto const* source) {
         for (std::int64_t c = 0; c < to.dim(); ++c) target[c] = source[c];

@@ -10,8 +10,8 @@ namespace ulysses::inline v0 {
 /// tokens out of the outboxes of the ranks that computed them. The caller has published and moves them.
 /// *Shape*: per rank [B, rows, h, Dv] of its items -> o [B, s, Hq, Dv].
 template <class Exchange, class T>
-void to_tokens(Exchange& moving, plan const& moves, typename Exchange::window const& outbox, region const& place,
-               token_view<T> const& o) {
+void to_tokens(Exchange& moving, plan const& moves, typename Exchange::window const& outbox,
+               region const& place, token_view<T> const& o) {
     moving.get(moves.query_blocks(), outbox, place, o);
 }
 
