@@ -9,6 +9,7 @@
 #include <ulysses/pipeline/attention_pass.hpp>
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/describe.hpp>
+#include <ulysses/pipeline/operands.hpp>
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/projection/none.hpp>
 #include <ulysses/stage/project_in.hpp>
@@ -23,18 +24,20 @@ namespace ulysses::inline v0 {
 
 /// The six steps of one attention layer, composed at compile time.
 ///
-///     ulysses::pipeline layer{ranks, ulysses::sequence_local{}, attention, {.heads = 32, .head_dim = 128}};
-///     auto step = ulysses::sequence::agree(ranks, {.batch = 1, .tokens = tokens});
+///     ulysses::pipeline layer{ranks, ulysses::sequence_local{}, attention, {.heads = 32, .head_dim
+///     = 128}}; auto step = ulysses::sequence::agree(ranks, {.batch = 1, .tokens = tokens});
 ///     layer.attend(step, q, k, v, o);                       // steps 3-5
 ///     layer.forward(step, context, x, weights, y);          // steps 1-6, with a projection
 ///
-/// Every call on it is collective over the group: all ranks make the same calls in the same order, with the
-/// same shape and step. A wrong operand, a call out of order or an exception in a functor on one rank leaves the
-/// call on every rank with the same error, and the group stays usable. A steady state allocates nothing.
+/// Every call on it is collective over the group: all ranks make the same calls in the same order,
+/// with the same shape and step. A wrong operand, a call out of order or an exception in a functor
+/// on one rank leaves the call on every rank with the same error, and the group stays usable. A
+/// steady state allocates nothing.
 ///
-/// *Template parameters*: who (communicator), how the operands lie (layout policy), what runs on the heads
-/// (attention functor), steps 2 and 6 (projection), who watches (observer), `shape` or `fixed_shape<...>`.
-/// *Thread safety*: one pipeline serves one thread at a time. It owns no weights.
+/// *Template parameters*: who (communicator), how the operands lie (layout policy), what runs on
+/// the heads (attention functor), steps 2 and 6 (projection), who watches (observer), `shape` or
+/// `fixed_shape<...>`. *Thread safety*: one pipeline serves one thread at a time. It owns no
+/// weights.
 template <class Comm, class Layout, class Attention, class Projection = no_projection,
           class Observer = no_observer, class Shape = shape>
 class pipeline {
@@ -56,8 +59,8 @@ class pipeline {
     using space_type = typename Comm::space_type;
     using context_type = context<Comm>;
 
-    /// *Throws* `invalid_shape` for a shape no plan exists for; `unsupported` naming the feature that the attention
-    /// functor lacks.
+    /// *Throws* `invalid_shape` for a shape no plan exists for; `unsupported` naming the feature
+    /// that the attention functor lacks.
     pipeline(Comm ranks, Layout, Attention attention, Shape layer, Projection projection = {},
              Observer seen = {}, where at = where::here())
         : layer_(ulysses::checked(layer, at)),
@@ -92,18 +95,19 @@ class pipeline {
 
     /// Steps 3 to 5 for inference: o = attention(q, k, v).
     ///
-    /// *Shape*: sequence_local: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], o [B, s, Hq, Dv], where s are the
-    /// tokens `step` gives this rank; head_local: all tokens, the heads of this rank.
-    /// *Blocking*: two fences over more than one rank. *Throws* `invalid_tensor` on every rank when an operand
-    /// on any of them does not fit.
+    /// *Shape*: sequence_local: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], o [B, s, Hq,
+    /// Dv], where s are the tokens `step` gives this rank; head_local: all tokens, the heads of
+    /// this rank. *Blocking*: two fences over more than one rank. *Throws* `invalid_tensor` on
+    /// every rank when an operand on any of them does not fit.
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, Q const& q, K const& k, V const& v, O const& o,
                 where at = where::here()) {
         attend_with(step, nullptr, q, k, v, o, at);
     }
 
-    /// Steps 3 to 5 for training: also fills `saved`. With keep::exchanged the caller's tensors are free for reuse
-    /// afterwards. *Throws* `invalid_call` when `saved` still waits for its backward.
+    /// Steps 3 to 5 for training: also fills `saved`. With keep::exchanged the caller's tensors are
+    /// free for reuse afterwards. *Throws* `invalid_call` when `saved` still waits for its
+    /// backward.
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, context_type& saved, Q const& q, K const& k, V const& v,
                 O const& o, where at = where::here()) {
@@ -123,18 +127,18 @@ class pipeline {
                     raise(errc::invalid_call, at, "attend_backward",
                           "keep::local and keep::nothing need q, k, v and o again",
                           "they were not given");
-                take_gradients<T>(local, moves, dout, dq, dk, dv, at);
+                take_gradients(local, moves, dout, dq, dk, dv, at);
                 if (!pass_.exchanging()) {
-                    local.q = packed<T>(saved.q, query_extents(moves, layer_.head_dim));
-                    local.k = packed<T>(saved.k, key_extents(moves, layer_.head_dim));
-                    local.v = packed<T>(saved.v, key_extents(moves, layer_.value_dim));
-                    local.o = packed<T>(saved.o, query_extents(moves, layer_.value_dim));
+                    local.q = packed<T>(saved.q, query_extents<Layout>(moves, layer_.head_dim));
+                    local.k = packed<T>(saved.k, key_extents<Layout>(moves, layer_.head_dim));
+                    local.v = packed<T>(saved.v, key_extents<Layout>(moves, layer_.value_dim));
+                    local.o = packed<T>(saved.o, query_extents<Layout>(moves, layer_.value_dim));
                 }
             });
     }
 
-    /// Backward of `attend` under keep::local or keep::nothing: takes forward's operands again, unchanged (o is
-    /// only read under keep::local).
+    /// Backward of `attend` under keep::local or keep::nothing: takes forward's operands again,
+    /// unchanged (o is only read under keep::local).
     template <class Q, class K, class V, class O, class DO, class DQ, class DK, class DV>
     void attend_backward(sequence const& step, context_type& saved, Q const& q, K const& k,
                          V const& v, O const& o, DO const& dout, DQ const& dq, DK const& dk,
@@ -146,19 +150,20 @@ class pipeline {
                 if (layer_.keep == keep::exchanged)
                     raise(errc::invalid_call, at, "attend_backward",
                           "keep::exchanged has kept q, k, v and o", "they were given again");
-                take_inputs<T>(local, moves, "attend_backward", q, k, v, at);
+                take_inputs(local, moves, "attend_backward", q, k, v, at);
                 auto const kept_o = view_of_heads<Layout>(o, "attend_backward: o", at);
                 check_operand("attend_backward", "o", kept_o,
-                              query_extents(moves, layer_.value_dim), at);
+                              query_extents<Layout>(moves, layer_.value_dim), at);
                 // Under keep::nothing o is computed again, beside the caller's.
                 if (layer_.keep == keep::local)
                     local.o = {const_cast<T*>(kept_o.data), kept_o.extents, kept_o.strides};
-                take_gradients<T>(local, moves, dout, dq, dk, dv, at);
+                take_gradients(local, moves, dout, dq, dk, dv, at);
             });
     }
 
     /// Steps 2 to 6 for inference: y = project_out(attention(project_in(x))).
-    /// *Shape*: x [B, s, C] -> y [B, s, C]; weights as the projection defines them. *Blocking*, *Throws* as `attend`.
+    /// *Shape*: x [B, s, C] -> y [B, s, C]; weights as the projection defines them. *Blocking*,
+    /// *Throws* as `attend`.
     template <class X, class Weights, class Y>
     void forward(sequence const& step, X const& x, Weights const& weights, Y const& y,
                  where at = where::here()) {
@@ -172,9 +177,9 @@ class pipeline {
         forward_with(step, &saved, x, weights, y, at);
     }
 
-    /// Backward of `forward`. `x` and `weights` as they were; dx is overwritten, gradients are added to: this rank's
-    /// part of the gradient of the token-sum loss.
-    /// *Shape*: x, dy, dx [B, s, C].
+    /// Backward of `forward`. `x` and `weights` as they were; dx is overwritten, gradients are
+    /// added to: this rank's part of the gradient of the token-sum loss. *Shape*: x, dy, dx [B, s,
+    /// C].
     template <class X, class Weights, class DY, class DX, class Gradients>
     void backward(sequence const& step, context_type& saved, X const& x, Weights const& weights,
                   DY const& dy, DX const& dx, Gradients const& gradients,
@@ -203,24 +208,26 @@ class pipeline {
                 check_output("backward", "dx", dx_view, tokens, at);
                 check_apart("backward", "dx", dx_view, "x", x_view, at);
                 check_apart("backward", "dx", dx_view, "dy", dy_view, at);
-                auto const query = query_extents(moves, layer_.head_dim),
-                           key = key_extents(moves, layer_.head_dim);
+                auto const query = query_extents<Layout>(moves, layer_.head_dim),
+                           key = key_extents<Layout>(moves, layer_.head_dim);
                 dq = packed<T>(scratch_.dq, query);
                 dk = packed<T>(scratch_.dk, key);
-                dv = packed<T>(scratch_.dv, key_extents(moves, layer_.value_dim));
-                auto const dout = packed<T>(scratch_.dout, query_extents(moves, layer_.value_dim));
+                dv = packed<T>(scratch_.dv, key_extents<Layout>(moves, layer_.value_dim));
+                auto const dout =
+                    packed<T>(scratch_.dout, query_extents<Layout>(moves, layer_.value_dim));
                 local.dout = dout;
                 local.dq = dq;
                 local.dk = dk;
                 local.dv = dv;
                 auto& memory = six_step_memory(&saved);
                 o = packed<T>(layer_.keep == keep::nothing ? scratch_.o : saved.o,
-                              query_extents(moves, layer_.value_dim));
+                              query_extents<Layout>(moves, layer_.value_dim));
                 local.o = o;
                 if (layer_.keep != keep::exchanged || !pass_.exchanging()) {
                     auto const q = packed<T>(*memory.q, query);
                     auto const k = packed<T>(*memory.k, key);
-                    auto const v = packed<T>(*memory.v, key_extents(moves, layer_.value_dim));
+                    auto const v =
+                        packed<T>(*memory.v, key_extents<Layout>(moves, layer_.value_dim));
                     if (layer_.keep == keep::nothing)
                         ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v);
                     local.q = q;
@@ -239,7 +246,8 @@ class pipeline {
         observer_.end(step_id::project_in);
     }
 
-    /// The plan of a step on this rank: items, blocks, rows for each peer. Valid until the next call.
+    /// The plan of a step on this rank: items, blocks, rows for each peer. Valid until the next
+    /// call.
     plan const& planned(sequence const& step, where at = where::here()) {
         if (!planned_ || planned_hash_ != step.hash()) {
             planned_ = false;
@@ -263,7 +271,8 @@ class pipeline {
         return ulysses::describe(planned(step), Layout::name, type, pass_.exchanging());
     }
 
-    /// Bytes of scratch memory this pipeline holds on this rank, shared windows and contexts not counted.
+    /// Bytes of scratch memory this pipeline holds on this rank, shared windows and contexts not
+    /// counted.
     std::size_t scratch_bytes() const { return pass_.scratch_bytes() + scratch_.bytes(); }
 
    private:
@@ -278,7 +287,8 @@ class pipeline {
         }
     };
 
-    /// Where the six steps put q, k, v and o: in the context when they are kept sequence-local, else in scratch.
+    /// Where the six steps put q, k, v and o: in the context when they are kept sequence-local,
+    /// else in scratch.
     struct local_memory {
         memory_type *q, *k, *v, *o;
     };
@@ -319,27 +329,6 @@ class pipeline {
              has.row_range, "row_range (or use assignment::whole_heads)");
     }
 
-    extents4 query_extents(plan const& moves, std::int64_t dim) const {
-        return local_extents(moves, moves.queries(), true, dim);
-    }
-    extents4 key_extents(plan const& moves, std::int64_t dim) const {
-        return local_extents(moves, moves.keys(), false, dim);
-    }
-    extents4 local_extents(plan const& moves, std::int64_t all, bool query,
-                           std::int64_t dim) const {
-        if constexpr (std::is_same_v<Layout, head_local>) {
-            auto const& items = moves.items();
-            if (items.empty()) return {moves.batch(), all, 0, dim};
-            auto const& first = items.front().work;
-            auto const& last = items.back().work;
-            return {moves.batch(), all,
-                    query ? last.head_end - first.head_begin : last.kv_end - first.kv_begin, dim};
-        } else {
-            return {moves.batch(), query ? moves.own_queries() : moves.own_keys(),
-                    query ? layer_.heads : layer_.kv_heads, dim};
-        }
-    }
-
     template <class T>
     static tensor_view<T, Layout> packed(memory_type& where_to, extents4 const& extents) {
         tensor_view<T, Layout> view(nullptr, extents);
@@ -348,56 +337,16 @@ class pipeline {
         return view;
     }
 
-    template <class T, class Q, class K, class V>
-    void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::string_view call,
-                     Q const& q, K const& k, V const& v, where at) const {
-        local.q = view_of_heads<Layout>(q, "q", at);
-        local.k = view_of_heads<Layout>(k, "k", at);
-        local.v = view_of_heads<Layout>(v, "v", at);
-        check_operand(call, "q", local.q, query_extents(moves, layer_.head_dim), at);
-        check_operand(call, "k", local.k, key_extents(moves, layer_.head_dim), at);
-        check_operand(call, "v", local.v, key_extents(moves, layer_.value_dim), at);
-    }
-
-    template <class T, class DO, class DQ, class DK, class DV>
-    void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO const& dout,
-                        DQ const& dq, DK const& dk, DV const& dv, where at) const {
-        constexpr std::string_view call = "attend_backward";
-        local.dout = view_of_heads<Layout>(dout, "dout", at);
-        local.dq = view_of_heads<Layout>(dq, "dq", at);
-        local.dk = view_of_heads<Layout>(dk, "dk", at);
-        local.dv = view_of_heads<Layout>(dv, "dv", at);
-        check_operand(call, "dout", local.dout, query_extents(moves, layer_.value_dim), at);
-        check_output(call, "dq", local.dq, query_extents(moves, layer_.head_dim), at);
-        check_output(call, "dk", local.dk, key_extents(moves, layer_.head_dim), at);
-        check_output(call, "dv", local.dv, key_extents(moves, layer_.value_dim), at);
-        auto const apart = [&](std::string_view name, auto const& output, auto const& other_name,
-                               auto const& other) {
-            check_apart(call, name, output, other_name, other, at);
-        };
-        apart("dq", local.dq, "dout", local.dout);
-        apart("dk", local.dk, "dout", local.dout);
-        apart("dv", local.dv, "dout", local.dout);
-        apart("dq", local.dq, "dk", local.dk);
-        apart("dq", local.dq, "dv", local.dv);
-        apart("dk", local.dk, "dv", local.dv);
-        for (auto const& [name, input] :
-             {std::pair{std::string_view("q"), local.q}, {"k", local.k}, {"v", local.v}}) {
-            apart("dq", local.dq, name, input);
-            apart("dk", local.dk, name, input);
-            apart("dv", local.dv, name, input);
-        }
-    }
-
     template <class Q, class K, class V, class O>
     void attend_with(sequence const& step, context_type* saved, Q const& q, K const& k, V const& v,
                      O const& o, where at) {
         using T = operand_type<Q, K, V, O>;
         auto const& moves = planned(step, at);
         pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
-            take_inputs<T>(local, moves, "attend", q, k, v, at);
+            take_inputs(local, moves, "attend", q, k, v, at);
             local.o = view_of_heads<Layout>(o, "o", at);
-            check_output("attend", "o", local.o, query_extents(moves, layer_.value_dim), at);
+            check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
+                         at);
             check_apart("attend", "o", local.o, "q", local.q, at);
             check_apart("attend", "o", local.o, "k", local.k, at);
             check_apart("attend", "o", local.o, "v", local.v, at);
@@ -432,10 +381,10 @@ class pipeline {
                           "q, k and v are projected from one x",
                           "the step has keys of their own: project them and use attend");
                 auto const memory = six_step_memory(saved);
-                auto const q = packed<T>(*memory.q, query_extents(moves, layer_.head_dim));
-                auto const k = packed<T>(*memory.k, key_extents(moves, layer_.head_dim));
-                auto const v = packed<T>(*memory.v, key_extents(moves, layer_.value_dim));
-                o = packed<T>(*memory.o, query_extents(moves, layer_.value_dim));
+                auto const q = packed<T>(*memory.q, query_extents<Layout>(moves, layer_.head_dim));
+                auto const k = packed<T>(*memory.k, key_extents<Layout>(moves, layer_.head_dim));
+                auto const v = packed<T>(*memory.v, key_extents<Layout>(moves, layer_.value_dim));
+                o = packed<T>(*memory.o, query_extents<Layout>(moves, layer_.value_dim));
                 observer_.begin(step_id::project_in);
                 ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v);
                 observer_.end(step_id::project_in);

@@ -1,8 +1,9 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
-/// All of ulysses but its adapters: attention over a sequence sharded over many processors, by Ulysses
-/// sequence parallelism. Adapters to other libraries are included one by one from ulysses/adapters/.
+/// All of ulysses but its adapters: attention over a sequence sharded over many processors, by
+/// Ulysses sequence parallelism. Adapters to other libraries are included one by one from
+/// ulysses/adapters/.
 
 #include <ulysses/attention/blocked.hpp>
 #include <ulysses/attention/reference.hpp>

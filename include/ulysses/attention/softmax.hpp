@@ -29,7 +29,7 @@ inline constexpr std::int64_t softmax_step = 4 * static_cast<std::int64_t>(lanes
 /// 4e-16.
 template <class T>
 [[gnu::always_inline]] inline pack<T> exp2_pack(pack<T> const& t) {
-    using bits = pack_mask<T>;
+    using bits = pack_bits<T>;
     constexpr bool single = std::same_as<T, float>;
     constexpr T magic = single ? T(0x1.8p23) : T(0x1.8p52);  // adding it rounds to an integer
     constexpr T smallest = single ? T(-125) : T(-1021);
@@ -60,7 +60,7 @@ template <class T>
     std::memcpy(&exponent, &shifted, sizeof exponent);
     std::memcpy(&value, &p, sizeof value);
     value += exponent << (single ? 23 : 52);
-    value &= ~static_cast<bits>(t < smallest);
+    value &= ~(bits)(t < smallest);
     std::memcpy(&p, &value, sizeof p);
     return p;
 }

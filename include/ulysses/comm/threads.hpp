@@ -75,8 +75,8 @@ T combined(reduction op, T a, T b) {
 
 /// Handle to one rank of a group of threads.
 ///
-/// *Thread safety*: a handle and its copies belong to the thread of their rank. All collective calls
-/// must be made by every rank in the same order.
+/// *Thread safety*: a handle and its copies belong to the thread of their rank. All collective
+/// calls must be made by every rank in the same order.
 class communicator {
    public:
     using space_type = host_space;
@@ -90,11 +90,12 @@ class communicator {
     int size() const noexcept { return size_; }
     std::uint64_t begin_call() const { return ++mine().calls; }
 
-    /// *Blocking*: until every rank has arrived. *Throws* the verdict of all statuses; `peer_failed` when a
-    /// rank has left the group; `timed_out` after the group's deadline.
+    /// *Blocking*: until every rank has arrived. *Throws* the verdict of all statuses;
+    /// `peer_failed` when a rank has left the group; `timed_out` after the group's deadline.
     void fence(fence_status const& status) const {
         auto& slot = mine();
-        // Two statuses in turn: a slow rank may still read the last fence's while this one is written.
+        // Two statuses in turn: a slow rank may still read the last fence's while this one is
+        // written.
         auto const parity = slot.parity ^= 1u;
         slot.status[parity] = status;
         wait();
@@ -265,8 +266,8 @@ class group {
 
 /// Runs `body(communicator)` on `ranks` threads, rank 0 on the caller's, and waits for all.
 ///
-/// A rank that throws releases the others at once. *Throws* the first error: an `ulysses::error` as it
-/// is, anything else as `peer_failed` naming the rank, with the original nested in it.
+/// A rank that throws releases the others at once. *Throws* the first error: an `ulysses::error` as
+/// it is, anything else as `peer_failed` naming the rank, with the original nested in it.
 template <class Body>
 void run(int ranks, Body&& body, options const& given = {}) {
     group const owner(ranks, given);

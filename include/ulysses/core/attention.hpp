@@ -15,9 +15,9 @@ namespace ulysses::inline v0 {
 /// What an attention functor cannot know from its views: where its work item lies in the whole.
 ///
 /// The functor is given query heads [query_head, query_head + q.heads()), all at one ratio to its
-/// key-value heads: local query head h reads local key-value head h / (q.heads() / k.heads()). Its query
-/// rows are global rows [query_begin, query_begin + q.tokens()), its keys are global rows [key_begin,
-/// key_begin + k.tokens()), which hold every key its rows may see.
+/// key-value heads: local query head h reads local key-value head h / (q.heads() / k.heads()). Its
+/// query rows are global rows [query_begin, query_begin + q.tokens()), its keys are global rows
+/// [key_begin, key_begin + k.tokens()), which hold every key its rows may see.
 struct attention_call {
     std::int64_t query_head = 0;   ///< global index of the first query head
     std::int64_t kv_head = 0;      ///< global index of the first key-value head
@@ -64,10 +64,12 @@ struct attention_backward_views {
 /// Ordinary attention on the heads a rank was given; step 4.
 ///
 /// Requirements:
-/// 1. `forward(call, q, k, v, o, lse)`: o = softmax(scale Q K^T + mask) V, lse = log of the softmax's
+/// 1. `forward(call, q, k, v, o, lse)`: o = softmax(scale Q K^T + mask) V, lse = log of the
+/// softmax's
 ///    denominator (natural logarithm, maximum included), both overwritten.
 /// 2. Views are head_local; rows of `dim` elements are contiguous, other strides are arbitrary.
-/// 3. `row_multiple()`: cuts between ranks are rounded up to a multiple of this, so that a row has the
+/// 3. `row_multiple()`: cuts between ranks are rounded up to a multiple of this, so that a row has
+/// the
 ///    same bits whichever rank computes it.
 /// 4. `workspace_bytes<T>(extents)`: what both passes need in `call.workspace`; a functor allocates
 ///    nothing itself.
@@ -83,8 +85,9 @@ concept attention_for = requires(A const& attention, attention_call const& call,
     attention.forward(call, in, in, in, out, lse);
 };
 
-/// An attention functor with `backward(call, views)`: dq is overwritten; dk and dv are added to, query
-/// heads of a group in ascending order, so that shared key-value heads accumulate over work items.
+/// An attention functor with `backward(call, views)`: dq is overwritten; dk and dv are added to,
+/// query heads of a group in ascending order, so that shared key-value heads accumulate over work
+/// items.
 template <class A, class T>
 concept differentiable_attention_for = attention_for<A, T> &&
     requires(A const& attention, attention_call const& call,

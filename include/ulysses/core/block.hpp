@@ -9,8 +9,8 @@
 
 namespace ulysses::inline v0 {
 
-/// One strided copy between two places: `extents` [batch, token, head] rows of `row_bytes` contiguous
-/// bytes each; strides in bytes, per side. What a plan lists and a space executes.
+/// One strided copy between two places: `extents` [batch, token, head] rows of `row_bytes`
+/// contiguous bytes each; strides in bytes, per side. What a plan lists and a space executes.
 struct block_copy {
     std::byte* to = nullptr;
     std::byte const* from = nullptr;

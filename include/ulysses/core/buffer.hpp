@@ -9,8 +9,8 @@
 
 namespace ulysses::inline v0 {
 
-/// Memory of a space that grows to the largest size asked for and is freed with its owner. Contents are
-/// lost when it grows; in a steady state it allocates nothing.
+/// Memory of a space that grows to the largest size asked for and is freed with its owner. Contents
+/// are lost when it grows; in a steady state it allocates nothing.
 template <class Space>
 class buffer {
    public:

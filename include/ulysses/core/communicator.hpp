@@ -12,8 +12,8 @@
 #include <span>
 #include <string_view>
 
-/// Communicators: one small concept per capability. A handle is cheap to copy, non-owning, and names
-/// one rank of one group; a stage requires only the capabilities that it calls.
+/// Communicators: one small concept per capability. A handle is cheap to copy, non-owning, and
+/// names one rank of one group; a stage requires only the capabilities that it calls.
 namespace ulysses::inline v0 {
 
 /// What a rank brings to a fence. Trivially copyable, the same size on every rank.
@@ -31,13 +31,14 @@ struct fence_status {
     }
 };
 
-/// The verdict every rank reaches from the statuses of all, in rank order: nothing when they agree, else
-/// the error of the lowest failing rank, or a disagreement naming the first rank that differs from rank 0.
-/// *Throws* the type that belongs to the error's code.
+/// The verdict every rank reaches from the statuses of all, in rank order: nothing when they agree,
+/// else the error of the lowest failing rank, or a disagreement naming the first rank that differs
+/// from rank 0. *Throws* the type that belongs to the error's code.
 inline void throw_verdict(std::span<fence_status const> statuses) {
     for (std::size_t r = 0; r < statuses.size(); ++r)
         if (statuses[r].code != errc::none)
-            throw_error(statuses[r].code, concat(statuses[r].text, " (rank ", r, ")"), static_cast<int>(r));
+            throw_error(statuses[r].code, concat(statuses[r].text, " (rank ", r, ")"),
+                        static_cast<int>(r));
     for (std::size_t r = 1; r < statuses.size(); ++r) {
         auto const& mine = statuses[r];
         auto const& first = statuses[0];
@@ -58,8 +59,8 @@ inline void throw_verdict(std::span<fence_status const> statuses) {
     }
 }
 
-/// Runs `body` and turns what it throws into a status for the next fence, so that the error leaves the
-/// call on every rank. Errors of the group itself (a failed or silent peer) pass through.
+/// Runs `body` and turns what it throws into a status for the next fence, so that the error leaves
+/// the call on every rank. Errors of the group itself (a failed or silent peer) pass through.
 template <class Body>
 void guarded(fence_status& status, Body&& body) {
 #if ULYSSES_EXCEPTIONS
@@ -100,19 +101,22 @@ concept communicator = std::copyable<C> && requires(C const& ranks, fence_status
     ranks.fence(status);
 };
 
-/// Which of the two arenas a call uses: an inbox is written by peers and read by its owner, an outbox
-/// is written by its owner and read by peers.
+/// Which of the two arenas a call uses: an inbox is written by peers and read by its owner, an
+/// outbox is written by its owner and read by peers.
 enum class arena : std::uint8_t { inbox, outbox };
 
 /// A communicator whose ranks can address each other's memory.
 ///
 /// Requirements:
-/// 1. `make_window(bytes)` is collective with equal `bytes`: every rank contributes that much memory,
-///    aligned to 64, and gets a cheap handle. The memory lives until every rank has dropped its handle
-///    or closed the group.
-/// 2. `shared_window(which, bytes)` is the group's own window of that kind, grown collectively (equal
+/// 1. `make_window(bytes)` is collective with equal `bytes`: every rank contributes that much
+/// memory,
+///    aligned to 64, and gets a cheap handle. The memory lives until every rank has dropped its
+///    handle or closed the group.
+/// 2. `shared_window(which, bytes)` is the group's own window of that kind, grown collectively
+/// (equal
 ///    `bytes` on every rank) when it is smaller. All pipelines on the group use it in turn.
-/// 3. `address(window, rank)` is where `rank`'s part lies for the caller, or null where it cannot reach it.
+/// 3. `address(window, rank)` is where `rank`'s part lies for the caller, or null where it cannot
+/// reach it.
 template <class C>
 concept reaches_memory = communicator<C> &&
     requires(C const& ranks, std::size_t bytes, typename C::window_type const& window) {
@@ -124,8 +128,8 @@ concept reaches_memory = communicator<C> &&
 
 enum class reduction : std::uint8_t { sum, min, max };
 
-/// `all_reduce(values, op)`: every rank gets the element-wise result over all ranks, combined in rank
-/// order, the same bits everywhere. In place; equal counts on every rank.
+/// `all_reduce(values, op)`: every rank gets the element-wise result over all ranks, combined in
+/// rank order, the same bits everywhere. In place; equal counts on every rank.
 template <class C>
 concept reduces = communicator<C> &&
     requires(C const& ranks, std::span<float> f, std::span<double> d, std::span<std::int64_t> i) {
@@ -143,7 +147,8 @@ concept gathers = communicator<C> &&
     ranks.broadcast(all, 0);
 };
 
-/// `split(color, key)`: collective; ranks of equal color form a new group, ordered by key, then rank.
+/// `split(color, key)`: collective; ranks of equal color form a new group, ordered by key, then
+/// rank.
 template <class C>
 concept splits = communicator<C> && requires(C const& ranks) {
     { ranks.split(0, 0) } -> std::same_as<C>;

@@ -71,7 +71,8 @@ class error : public std::runtime_error {
 
     errc code() const noexcept { return code_; }
 
-    /// The rank on which the rule was broken, or -1 when every rank broke it alike or none is known.
+    /// The rank on which the rule was broken, or -1 when every rank broke it alike or none is
+    /// known.
     int rank() const noexcept { return rank_; }
 
    private:

@@ -18,9 +18,9 @@ constexpr std::string_view name(step_id step) {
 }
 
 /// Sees what a pipeline does on its rank, in order, on the calling thread:
-/// `begin(step)` and `end(step)` around each step; `moved(from, to, bytes)` for every block that this rank
-/// copied between two ranks' memory (its own share has from == to); `fence()` after each rendezvous.
-/// The pipeline holds it by value; it must not throw.
+/// `begin(step)` and `end(step)` around each step; `moved(from, to, bytes)` for every block that
+/// this rank copied between two ranks' memory (its own share has from == to); `fence()` after each
+/// rendezvous. The pipeline holds it by value; it must not throw.
 template <class O>
 concept observer = std::copyable<O> &&
     requires(O& seen, step_id step, int rank, std::size_t bytes) {

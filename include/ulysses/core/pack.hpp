@@ -4,8 +4,9 @@
 #include <cstddef>
 #include <cstring>
 
-/// Vectors of the compiler's own: the widest the target has, through the vector extensions of g++ and
-/// clang. On a target without them a pack is lowered to narrower instructions; the code stays correct.
+/// Vectors of the compiler's own: the widest the target has, through the vector extensions of g++
+/// and clang. On a target without them a pack is lowered to narrower instructions; the code stays
+/// correct.
 namespace ulysses::inline v0::detail {
 
 #if defined(__AVX512F__)
@@ -28,20 +29,20 @@ struct pack_types;
 template <>
 struct pack_types<float> {
     typedef float pack __attribute__((vector_size(pack_bytes)));
-    typedef int bits __attribute__((vector_size(pack_bytes)));
+    typedef unsigned int bits __attribute__((vector_size(pack_bytes)));
 };
 template <>
 struct pack_types<double> {
     typedef double pack __attribute__((vector_size(pack_bytes)));
-    typedef long long bits __attribute__((vector_size(pack_bytes)));
+    typedef unsigned long long bits __attribute__((vector_size(pack_bytes)));
 };
 
 /// `lanes<T>` elements side by side.
 template <class T>
 using pack = typename pack_types<T>::pack;
-/// Integers of the same width and count: what comparing two packs yields.
+/// Unsigned integers of the same width and count.
 template <class T>
-using pack_mask = typename pack_types<T>::bits;
+using pack_bits = typename pack_types<T>::bits;
 template <class T>
 inline constexpr std::size_t lanes = pack_bytes / sizeof(T);
 

@@ -42,8 +42,8 @@ struct scale_factor {
     friend constexpr bool operator==(scale_factor, scale_factor) = default;
 };
 
-/// Shape and options of an attention layer. An aggregate, made with designated initialisers, usable as
-/// a template argument.
+/// Shape and options of an attention layer. An aggregate, made with designated initialisers, usable
+/// as a template argument.
 struct shape {
     std::int64_t heads = 0;      ///< query heads, Hq
     std::int64_t kv_heads = 0;   ///< key-value heads, Hkv; divides heads; 0: as many as heads

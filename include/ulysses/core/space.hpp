@@ -29,7 +29,8 @@ struct block_sum {
 ///    host's queue is empty and its calls have finished when they return.
 /// 2. `allocate(queue, bytes)` returns memory aligned to 64 bytes; `deallocate` takes it back.
 /// 3. `copy(queue, blocks, group_bytes)` executes the blocks in any order; no two overlap.
-///    `group_bytes` is what all ranks together move in the same exchange, for choosing how to store.
+///    `group_bytes` is what all ranks together move in the same exchange, for choosing how to
+///    store.
 /// 4. `add<To, From>(queue, sums)` executes the sums in any order; no two destinations overlap.
 template <class S>
 concept space = requires(typename S::queue queue, void* memory, std::size_t bytes,

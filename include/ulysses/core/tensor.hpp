@@ -18,8 +18,8 @@ namespace ulysses::inline v0 {
 
 struct host_space;
 
-/// The order in which a tensor's extents name the axes. Tensors of rank 3 leave out the batch, which is
-/// then 1; tensors [B, S, C] of whole tokens leave out the head.
+/// The order in which a tensor's extents name the axes. Tensors of rank 3 leave out the batch,
+/// which is then 1; tensors [B, S, C] of whole tokens leave out the head.
 enum class axes : std::uint8_t { bshd, sbhd, bhsd };
 
 /// Adopts a foreign tensor type. A specialisation has
@@ -27,13 +27,14 @@ enum class axes : std::uint8_t { bshd, sbhd, bhsd };
 ///     template <> struct ulysses::tensor_traits<my::tensor> {
 ///         static float* data(my::tensor const& t) { return t.ptr; }
 ///         static std::array<std::int64_t, 4> extents(my::tensor const& t) { return t.sizes; }
-///         static std::array<std::int64_t, 4> strides(my::tensor const& t) { return t.steps; }  // optional
-///         static constexpr axes order = axes::sbhd;                                            // optional
-///         using space_type = host_space;                                                       // optional
+///         static std::array<std::int64_t, 4> strides(my::tensor const& t) { return t.steps; }  //
+///         optional static constexpr axes order = axes::sbhd; // optional using space_type =
+///         host_space;                                                       // optional
 ///     };
 ///
 /// `data` returns a pointer to the element type; extents and strides (in elements) are any
-/// fixed-size array or span of integers of 2 to 4 axes; without strides the tensor is packed row-major.
+/// fixed-size array or span of integers of 2 to 4 axes; without strides the tensor is packed
+/// row-major.
 template <class X>
 struct tensor_traits {};
 
@@ -137,8 +138,8 @@ auto raw(X const& x) {
 
 }  // namespace detail
 
-/// A type that can be an operand: by traits, by members, or as an mdspan; its elements are double, float,
-/// half or bf16 (`dtype_of`).
+/// A type that can be an operand: by traits, by members, or as an mdspan; its elements are double,
+/// float, half or bf16 (`dtype_of`).
 template <class X>
 concept tensor_like = (detail::tensor_by_traits<X> || detail::tensor_by_members<X> ||
                        detail::tensor_by_mdspan<X>)&&requires(X const& x) {
@@ -167,9 +168,9 @@ constexpr auto space_of() {
 template <class X>
 using space_of_t = typename decltype(detail::space_of<X>())::type;
 
-/// The view of a per-head operand [B, S, H, D], or [S, H, D] with a batch of one, in the axis order of its
-/// type. `name` is what an error calls it.
-/// *Throws* `invalid_tensor` when it has another number of axes.
+/// The view of a per-head operand [B, S, H, D], or [S, H, D] with a batch of one, in the axis order
+/// of its type. `name` is what an error calls it. *Throws* `invalid_tensor` when it has another
+/// number of axes.
 template <layout_policy Layout, tensor_like X>
 tensor_view<element_of_t<X>, Layout> view_of_heads(X const& x, std::string_view name,
                                                    where at = where::here()) {
@@ -191,8 +192,8 @@ tensor_view<element_of_t<X>, Layout> view_of_heads(X const& x, std::string_view 
     return view;
 }
 
-/// The view of an operand of whole tokens [B, S, C], or [S, C] with a batch of one, as [B, S, 1, C].
-/// *Throws* `invalid_tensor` when it has another number of axes.
+/// The view of an operand of whole tokens [B, S, C], or [S, C] with a batch of one, as [B, S, 1,
+/// C]. *Throws* `invalid_tensor` when it has another number of axes.
 template <layout_policy Layout, tensor_like X>
 tensor_view<element_of_t<X>, Layout> view_of_tokens(X const& x, std::string_view name,
                                                     where at = where::here()) {

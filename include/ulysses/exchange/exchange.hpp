@@ -13,16 +13,18 @@
 
 /// Executes a plan between ranks that reach each other's memory.
 ///
-/// Four verbs: `target` is where a block is written, `publish` makes everything written visible to the
-/// group, `source` is where a block is read, `release` gives the memory back. Between ranks that reach
-/// each other, targets and sources are the peer's memory in its final layout: nothing is packed.
+/// Four verbs: `target` is where a block is written, `publish` makes everything written visible to
+/// the group, `source` is where a block is read, `release` gives the memory back. Between ranks
+/// that reach each other, targets and sources are the peer's memory in its final layout: nothing is
+/// packed.
 ///
 ///     forward    put q, k, v -> inboxes  | publish | attend -> o outbox          | publish | get o
-///     backward   put dO -> inbox         | publish | backward -> dq, dk, dv outboxes | publish | get, sum
+///     backward   put dO -> inbox         | publish | backward -> dq, dk, dv outboxes | publish |
+///     get, sum
 ///
-/// Peers write an inbox only between passing a second fence and arriving at the next first one; owners
-/// write outboxes only between first and second. Inboxes and outboxes never share memory. So calls of any
-/// pipelines over one group follow each other safely with two fences each.
+/// Peers write an inbox only between passing a second fence and arriving at the next first one;
+/// owners write outboxes only between first and second. Inboxes and outboxes never share memory. So
+/// calls of any pipelines over one group follow each other safely with two fences each.
 namespace ulysses::inline v0 {
 
 template <reaches_memory Comm, observer Observer>
@@ -44,7 +46,8 @@ class exchange {
         return ranks_.address(memory, peer) + place.offset;
     }
 
-    /// Makes what was written visible and every rank's status known. *Blocking*. *Throws* the verdict.
+    /// Makes what was written visible and every rank's status known. *Blocking*. *Throws* the
+    /// verdict.
     void publish(fence_status const& status) {
         ranks_.fence(status);
         seen_->fence();
@@ -55,7 +58,8 @@ class exchange {
         return ranks_.address(memory, peer) + place.offset;
     }
 
-    /// Ends the reading of sources: the call's next `publish` does it for all ranks, at no cost here.
+    /// Ends the reading of sources: the call's next `publish` does it for all ranks, at no cost
+    /// here.
     void release() {
         copies_.clear();
         bytes_ = 0;
@@ -90,7 +94,8 @@ class exchange {
         }
     }
 
-    /// Lists sums of the peers' regions into a local operand; their elements are of the accumulator type.
+    /// Lists sums of the peers' regions into a local operand; their elements are of the accumulator
+    /// type.
     template <class T>
     void sum(std::span<plan_sum const> sums, std::span<plan_source const> sources,
              window const& memory, region const& place, token_view<T> const& local) {

@@ -12,8 +12,8 @@
 
 namespace ulysses::inline v0 {
 
-/// One operand's place in an arena, the same on every rank: `rows` rows of `dim` elements, the pitch a
-/// multiple of 64 bytes so that no two rows share a cache line.
+/// One operand's place in an arena, the same on every rank: `rows` rows of `dim` elements, the
+/// pitch a multiple of 64 bytes so that no two rows share a cache line.
 struct region {
     std::size_t offset = 0;      ///< bytes from the arena's start
     std::int64_t pitch = 0;      ///< bytes from row to row
@@ -62,9 +62,9 @@ struct forward_regions {
     }
 };
 
-/// Where the operands of a backward call lie: dO in the inbox, with what the context did not keep; dq, dk
-/// and dv in the outbox, with o when it is computed again. dk and dv are of the accumulator type, so that parts
-/// from several ranks are rounded once.
+/// Where the operands of a backward call lie: dO in the inbox, with what the context did not keep;
+/// dq, dk and dv in the outbox, with o when it is computed again. dk and dv are of the accumulator
+/// type, so that parts from several ranks are rounded once.
 struct backward_regions {
     region dout, q, k, v, o;
     region dq, dk, dv;
@@ -93,8 +93,8 @@ struct backward_regions {
     }
 };
 
-/// A head-local operand of one rank, cut into work items: either its region of a window, or a tensor
-/// that already holds all tokens of the rank's heads.
+/// A head-local operand of one rank, cut into work items: either its region of a window, or a
+/// tensor that already holds all tokens of the rank's heads.
 template <class T>
 class head_operand {
    public:

@@ -4,6 +4,7 @@
 #include <ulysses/core/buffer.hpp>
 #include <ulysses/core/operand.hpp>
 #include <ulysses/pipeline/context.hpp>
+#include <ulysses/pipeline/operands.hpp>
 #include <ulysses/stage/attend.hpp>
 #include <ulysses/stage/to_heads.hpp>
 #include <ulysses/stage/to_tokens.hpp>
@@ -15,17 +16,9 @@
 #include <utility>
 
 /// Steps 3 to 5 as one pass, forward and backward: the part of the pipeline that knows contexts and
-/// keep policies. Two fences a pass when ranks exchange; none when every rank already holds its heads.
+/// keep policies. Two fences a pass when ranks exchange; none when every rank already holds its
+/// heads.
 namespace ulysses::inline v0 {
-
-/// A rank's operands of one pass, as the layout policy lays them.
-template <class T, class Layout>
-struct local_operands {
-    tensor_view<T const, Layout> q, k, v;  // [B, s, Hq, D], [B, s, Hkv, D], [B, s, Hkv, Dv]
-    tensor_view<T, Layout> o;              // [B, s, Hq, Dv]
-    tensor_view<T const, Layout> dout;     // o's
-    tensor_view<T, Layout> dq, dk, dv;     // q's, k's, v's
-};
 
 /// Which call of the pipeline a pass serves; ranks must agree on it.
 enum class pass_kind : std::uint8_t { attend, attend_backward, forward, backward };
@@ -51,7 +44,8 @@ class attention_pass {
         return workspace_.bytes() + lse_.bytes() + o_.bytes() + dk_.bytes() + dv_.bytes();
     }
 
-    /// `prepare(operands)` fills in the local operands and may throw: its error leaves the call on every rank.
+    /// `prepare(operands)` fills in the local operands and may throw: its error leaves the call on
+    /// every rank.
     template <class T, class Prepare>
     void forward(plan const& moves, pass_kind kind, context_type* saved, Observer& seen, where at,
                  Prepare const& prepare) {
@@ -111,8 +105,8 @@ class attention_pass {
         if (saved != nullptr) saved->fill(moves.hash(), dtype_of<T>, whole);
     }
 
-    /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them exchanged. With
-    /// keep::nothing, o is computed again and, when it has data, written.
+    /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them
+    /// exchanged. With keep::nothing, o is computed again and, when it has data, written.
     template <class T, class Prepare>
     void backward(plan const& moves, pass_kind kind, context_type& saved, Observer& seen, where at,
                   Prepare const& prepare) {
@@ -244,7 +238,8 @@ class attention_pass {
         operands.v = in_place(local.v);
     }
 
-    /// Without an exchange dk and dv are accumulated where they are wanted, or beside, when they must be rounded.
+    /// Without an exchange dk and dv are accumulated where they are wanted, or beside, when they
+    /// must be rounded.
     template <class T>
     void set_backward_in_place(attend_operands<T>& operands, local_operands<T, Layout>& local,
                                plan const& moves) {

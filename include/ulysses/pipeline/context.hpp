@@ -13,8 +13,8 @@
 
 namespace ulysses::inline v0 {
 
-/// What one layer's backward needs of its forward. Made by `pipeline::make_context`, one per layer and
-/// micro-batch in flight; filled by a forward call, consumed by the backward call, then reused.
+/// What one layer's backward needs of its forward. Made by `pipeline::make_context`, one per layer
+/// and micro-batch in flight; filled by a forward call, consumed by the backward call, then reused.
 ///
 /// *Thread safety*: belongs to its rank's thread. Destroying it is not collective.
 template <class Comm>

@@ -10,14 +10,14 @@
 
 /// The line: who computes which query rows.
 ///
-/// All query rows of all heads lie end to end, head by head; a row weighs the number of keys it may see.
-/// Cut r is the first row, on a multiple of `row_multiple`, whose preceding weight reaches r/P of the
-/// total. Rank r computes the rows between cut r and cut r + 1. Any P and any number of heads; nothing is
-/// padded; the keys of a row are never split, so a row has the bits of one rank.
+/// All query rows of all heads lie end to end, head by head; a row weighs the number of keys it may
+/// see. Cut r is the first row, on a multiple of `row_multiple`, whose preceding weight reaches r/P
+/// of the total. Rank r computes the rows between cut r and cut r + 1. Any P and any number of
+/// heads; nothing is padded; the keys of a row are never split, so a row has the bits of one rank.
 namespace ulysses::inline v0 {
 
-/// Part of a rank's share: query heads and their key-value heads at one uniform ratio, a range of their
-/// query rows, and the keys those rows may see. Half-open ranges of global indices.
+/// Part of a rank's share: query heads and their key-value heads at one uniform ratio, a range of
+/// their query rows, and the keys those rows may see. Half-open ranges of global indices.
 struct work_item {
     std::int64_t head_begin = 0, head_end = 0;
     std::int64_t kv_begin = 0, kv_end = 0;
@@ -31,8 +31,8 @@ struct work_item {
     friend constexpr bool operator==(work_item const&, work_item const&) = default;
 };
 
-/// At most five items: a head begun by the rank before, the rest of its group, whole groups, part of a
-/// group, a head ended by the rank after.
+/// At most five items: a head begun by the rank before, the rest of its group, whole groups, part
+/// of a group, a head ended by the rank after.
 class work_items {
    public:
     constexpr std::size_t size() const { return size_; }
@@ -55,8 +55,8 @@ struct line_cut {
 
 class line {
    public:
-    /// `layer` is a completed shape; `queries` and `keys` are global lengths below 2^31, equal when the
-    /// mask is causal; ranks and row_multiple are at least 1.
+    /// `layer` is a completed shape; `queries` and `keys` are global lengths below 2^31, equal when
+    /// the mask is causal; ranks and row_multiple are at least 1.
     constexpr line(shape const& layer, std::int64_t queries, std::int64_t keys, int ranks,
                    std::int64_t row_multiple)
         : layer_(layer),

@@ -12,9 +12,10 @@
 #include <span>
 #include <vector>
 
-/// The plan: what moves between one rank and the others, as a pure function of shape, sequence, number of
-/// ranks and rank. It talks to nobody and knows no element type: places are counted in rows of one token
-/// and head, so one list of blocks serves q, o and their gradients, another k, v and theirs.
+/// The plan: what moves between one rank and the others, as a pure function of shape, sequence,
+/// number of ranks and rank. It talks to nobody and knows no element type: places are counted in
+/// rows of one token and head, so one list of blocks serves q, o and their gradients, another k, v
+/// and theirs.
 ///
 /// Head-local memory. Every rank's *query region* holds its items one after the other, each
 /// [head, batch, row]; its *key region* holds its key-value heads as [head, batch, key], with
@@ -63,9 +64,10 @@ struct plan_rows {
 
 class plan {
    public:
-    /// Makes this the plan of `rank` in a group of `ranks`; allocates only when it outgrows the largest so far.
-    /// *Throws* `invalid_sequence` when `step` names another number of ranks, or a causal mask has queries and
-    /// keys of different lengths. *Complexity*: O(P (items + runs) + own blocks).
+    /// Makes this the plan of `rank` in a group of `ranks`; allocates only when it outgrows the
+    /// largest so far. *Throws* `invalid_sequence` when `step` names another number of ranks, or a
+    /// causal mask has queries and keys of different lengths. *Complexity*: O(P (items + runs) +
+    /// own blocks).
     void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
                  std::int64_t row_multiple, where at = where::here()) {
         if (step.ranks() != ranks)
@@ -258,7 +260,8 @@ class plan {
         }
     }
 
-    /// Calls `use(local token, count, global index, stride)` for this rank's tokens in global [from, to).
+    /// Calls `use(local token, count, global index, stride)` for this rank's tokens in global
+    /// [from, to).
     template <class Use>
     void for_tokens(token_orders const& orders, std::int64_t from, std::int64_t to,
                     Use const& use) const {

@@ -18,23 +18,24 @@ struct sequence_options {
     std::int64_t tokens = 0;  ///< tokens this rank holds of each sample; zero is allowed
     /// Which global tokens they are; empty: ranks hold contiguous shares in rank order.
     std::span<token_run const> order{};
-    /// Keys this rank holds when they are another sequence than the queries (cross-attention), else -1.
+    /// Keys this rank holds when they are another sequence than the queries (cross-attention), else
+    /// -1.
     std::int64_t keys = -1;
     std::span<token_run const> key_order{};
 };
 
-/// The per-step value that every layer's call takes: batch and token orders of all ranks. Built once a
-/// step by one small collective, or purely from known shares. Layers gather nothing.
+/// The per-step value that every layer's call takes: batch and token orders of all ranks. Built
+/// once a step by one small collective, or purely from known shares. Layers gather nothing.
 ///
 /// *Thread safety*: immutable while in use; one per rank.
 class sequence {
    public:
     sequence() = default;
 
-    /// Agrees on a step over the group. *Blocking*: one collective of a fixed record; a second one only when
-    /// some rank's order has more than four runs.
-    /// *Throws* the same error on every rank: `disagreement` when batches differ, `invalid_sequence` when
-    /// the orders do not cover the sequence exactly once.
+    /// Agrees on a step over the group. *Blocking*: one collective of a fixed record; a second one
+    /// only when some rank's order has more than four runs. *Throws* the same error on every rank:
+    /// `disagreement` when batches differ, `invalid_sequence` when the orders do not cover the
+    /// sequence exactly once.
     template <gathers Comm>
     static sequence agree(Comm const& ranks, sequence_options const& mine,
                           where at = where::here()) {
@@ -89,7 +90,8 @@ class sequence {
         return step;
     }
 
-    /// From the orders of all ranks, known without a collective; `keys` empty: the same as the queries.
+    /// From the orders of all ranks, known without a collective; `keys` empty: the same as the
+    /// queries.
     static sequence of(std::int64_t batch, std::span<std::vector<token_run> const> queries,
                        std::span<std::vector<token_run> const> keys = {},
                        where at = where::here()) {

@@ -50,7 +50,8 @@ class token_orders {
         total_ = 0;
     }
 
-    /// Adds the next rank's runs; empty runs are dropped, neighbours that continue each other joined.
+    /// Adds the next rank's runs; empty runs are dropped, neighbours that continue each other
+    /// joined.
     void add_rank(std::span<token_run const> runs) {
         auto const first = runs_.size();
         std::int64_t count = 0;
@@ -94,8 +95,8 @@ class token_orders {
     }
 
     /// Checks that the runs cover 0 .. total() - 1 exactly once.
-    /// *Throws* `invalid_sequence` naming a run or token at fault. *Complexity*: O(runs log runs) for
-    /// runs of stride 1, else O(total).
+    /// *Throws* `invalid_sequence` naming a run or token at fault. *Complexity*: O(runs log runs)
+    /// for runs of stride 1, else O(total).
     void check(std::string_view what, where at) {
         bool contiguous = true;
         for (int r = 0; r < ranks(); ++r)

@@ -33,7 +33,8 @@ inline traffic forward_traffic(plan const& moves, std::size_t element_bytes) {
             static_cast<std::size_t>(received) * element_bytes};
 }
 
-/// Backward with keep::exchanged: dO out; dq, dk and dv back to others. dk and dv count `accumulator_bytes` each.
+/// Backward with keep::exchanged: dO out; dq, dk and dv back to others. dk and dv count
+/// `accumulator_bytes` each.
 inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
                                 std::size_t accumulator_bytes) {
     auto const& layer = moves.layer();
@@ -53,9 +54,9 @@ inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
                 static_cast<std::size_t>(received_keys) * accumulator_bytes};
 }
 
-/// The closed form of the elements that all ranks together send in one forward pass when every head weighs
-/// alike and no mask spares a key: (P - 1) / P * S * B * (Hq (D + Dv) + (Hkv + P - gcd(Hkv, P)) (D + Dv)),
-/// with equal shares of S. *Source*: counting, as in docs/shapes.md.
+/// The closed form of the elements that all ranks together send in one forward pass when every head
+/// weighs alike and no mask spares a key: (P - 1) / P * S * B * (Hq (D + Dv) + (Hkv + P - gcd(Hkv,
+/// P)) (D + Dv)), with equal shares of S. *Source*: counting, as in docs/shapes.md.
 inline std::int64_t closed_form_elements(shape const& layer, std::int64_t batch,
                                          std::int64_t tokens, int ranks) {
     auto const copies =

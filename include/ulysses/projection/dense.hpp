@@ -11,8 +11,8 @@
 /// Dense projections over a GEMM functor, with optional bias and an epilogue on q and k.
 namespace ulysses::inline v0 {
 
-/// A weight matrix of `in` rows and `out` columns, row-major with `stride` elements between rows, as in
-/// y = x W. `transposed`: stored as [out, in], as in y = x W^T.
+/// A weight matrix of `in` rows and `out` columns, row-major with `stride` elements between rows,
+/// as in y = x W. `transposed`: stored as [out, in], as in y = x W^T.
 template <class T>
 struct weight_view {
     T* data = nullptr;
@@ -20,8 +20,8 @@ struct weight_view {
     bool transposed = false;
 };
 
-/// Weights of one layer: q [C, Hq D], k [C, Hkv D], v [C, Hkv Dv], o [Hq Dv, C]. Biases have one element for
-/// each column of their matrix; null: none.
+/// Weights of one layer: q [C, Hq D], k [C, Hkv D], v [C, Hkv Dv], o [Hq Dv, C]. Biases have one
+/// element for each column of their matrix; null: none.
 template <class T>
 struct dense_weights {
     weight_view<T const> q, k, v, o;
@@ -32,7 +32,8 @@ struct dense_weights {
 };
 
 /// Gradients are added to, so that they sum over micro-batches. They are this rank's part of the
-/// gradient of the token-sum loss: summed over ranks they are the whole. A null matrix or bias is skipped.
+/// gradient of the token-sum loss: summed over ranks they are the whole. A null matrix or bias is
+/// skipped.
 template <class T>
 struct dense_gradients {
     weight_view<T> q, k, v, o;
@@ -43,8 +44,8 @@ struct dense_gradients {
 };
 
 /// Leaves q and k as they are. An epilogue with state, such as RoPE, has the same two members:
-/// `forward(call, q, k)` changes them in place after the projection; `backward(call, dq, dk)` turns their
-/// gradients into those of the projection's outputs.
+/// `forward(call, q, k)` changes them in place after the projection; `backward(call, dq, dk)` turns
+/// their gradients into those of the projection's outputs.
 struct no_epilogue {
     template <class T>
     static constexpr void forward(projection_call const&, token_view<T>, token_view<T>) {}

@@ -62,7 +62,8 @@ std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves
 }
 
 /// Step 4: ordinary attention on each of the rank's work items.
-/// *Shape*: q [B, rows, h, D], k [B, keys, g, D], v [B, keys, g, Dv] -> o [B, rows, h, Dv], lse [B, rows, h, 1].
+/// *Shape*: q [B, rows, h, D], k [B, keys, g, D], v [B, keys, g, Dv] -> o [B, rows, h, Dv], lse [B,
+/// rows, h, 1].
 template <class T, class Attention>
 void attend(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
             std::span<std::byte> workspace) {

@@ -15,7 +15,8 @@ inline projection_call projection_call_of(sequence const& step, int rank) {
     return {{&step.queries(), rank, position}, {&step.keys(), rank, position}};
 }
 
-/// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], local to a rank's tokens.
+/// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], local to a rank's
+/// tokens.
 template <class Projection, class T, class Weights>
 void project_in(Projection const& projection, sequence const& step, int rank, token_view<T const> x,
                 Weights const& weights, token_view<T> q, token_view<T> k, token_view<T> v) {

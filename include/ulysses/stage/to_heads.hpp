@@ -8,9 +8,10 @@
 
 namespace ulysses::inline v0 {
 
-/// Step 3, all-to-all from sequence-local to head-local, first half: lists the copies of a rank's tokens
-/// into the inboxes of the ranks that compute with them. The caller moves and publishes them.
-/// *Shape*: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv] -> per rank [B, rows, h, D] of its items.
+/// Step 3, all-to-all from sequence-local to head-local, first half: lists the copies of a rank's
+/// tokens into the inboxes of the ranks that compute with them. The caller moves and publishes
+/// them. *Shape*: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv] -> per rank [B, rows, h, D]
+/// of its items.
 template <class Exchange, class Regions, class T>
 void to_heads(Exchange& moving, plan const& moves, typename Exchange::window const& inbox,
               Regions const& places, token_view<T> const& q, token_view<T> const& k,
@@ -22,7 +23,8 @@ void to_heads(Exchange& moving, plan const& moves, typename Exchange::window con
 
 /// Step 3 backward, its adjoint: the same blocks read back, and where a key-value head was used by
 /// several ranks their parts summed in rank order.
-/// *Shape*: dq, dk, dv of the ranks' items -> dq [B, s, Hq, D], dk [B, s, Hkv, D], dv [B, s, Hkv, Dv].
+/// *Shape*: dq, dk, dv of the ranks' items -> dq [B, s, Hq, D], dk [B, s, Hkv, D], dv [B, s, Hkv,
+/// Dv].
 template <class Exchange, class T>
 void to_heads_backward(Exchange& moving, plan const& moves, typename Exchange::window const& outbox,
                        backward_regions const& places, token_view<T> const& dq,

@@ -6,9 +6,9 @@
 
 namespace ulysses::inline v0 {
 
-/// Step 5, all-to-all from head-local to sequence-local, second half: lists the copies of this rank's
-/// tokens out of the outboxes of the ranks that computed them. The caller has published and moves them.
-/// *Shape*: per rank [B, rows, h, Dv] of its items -> o [B, s, Hq, Dv].
+/// Step 5, all-to-all from head-local to sequence-local, second half: lists the copies of this
+/// rank's tokens out of the outboxes of the ranks that computed them. The caller has published and
+/// moves them. *Shape*: per rank [B, rows, h, Dv] of its items -> o [B, s, Hq, Dv].
 template <class Exchange, class T>
 void to_tokens(Exchange& moving, plan const& moves, typename Exchange::window const& outbox,
                region const& place, token_view<T> const& o) {

@@ -1,0 +1,94 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/operand.hpp>
+#include <ulysses/core/tensor.hpp>
+#include <ulysses/plan/plan.hpp>
+
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+/// The operands of one call on one rank: what the plan expects of them, and the checks before anything moves.
+namespace ulysses::inline v0 {
+
+/// A rank's operands of one pass, as the layout policy lays them.
+template <class T, class Layout>
+struct local_operands {
+    tensor_view<T const, Layout> q, k, v;  // [B, s, Hq, D], [B, s, Hkv, D], [B, s, Hkv, Dv]
+    tensor_view<T, Layout> o;              // [B, s, Hq, Dv]
+    tensor_view<T const, Layout> dout;     // o's
+    tensor_view<T, Layout> dq, dk, dv;     // q's, k's, v's
+};
+
+/// Extents of an operand with query heads on the plan's rank, as the layout policy lays it.
+template <class Layout>
+extents4 query_extents(plan const& moves, std::int64_t dim) {
+    if constexpr (std::is_same_v<Layout, head_local>) {
+        auto const& items = moves.items();
+        auto const heads =
+            items.empty() ? 0 : items.back().work.head_end - items.front().work.head_begin;
+        return {moves.batch(), moves.queries(), heads, dim};
+    } else {
+        return {moves.batch(), moves.own_queries(), moves.layer().heads, dim};
+    }
+}
+
+/// Extents of an operand with key-value heads.
+template <class Layout>
+extents4 key_extents(plan const& moves, std::int64_t dim) {
+    if constexpr (std::is_same_v<Layout, head_local>) {
+        auto const& items = moves.items();
+        auto const heads =
+            items.empty() ? 0 : items.back().work.kv_end - items.front().work.kv_begin;
+        return {moves.batch(), moves.keys(), heads, dim};
+    } else {
+        return {moves.batch(), moves.own_keys(), moves.layer().kv_heads, dim};
+    }
+}
+
+template <class T, class Layout, class Q, class K, class V>
+void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::string_view call,
+                 Q const& q, K const& k, V const& v, where at) {
+    auto const& layer = moves.layer();
+    local.q = view_of_heads<Layout>(q, "q", at);
+    local.k = view_of_heads<Layout>(k, "k", at);
+    local.v = view_of_heads<Layout>(v, "v", at);
+    check_operand(call, "q", local.q, query_extents<Layout>(moves, layer.head_dim), at);
+    check_operand(call, "k", local.k, key_extents<Layout>(moves, layer.head_dim), at);
+    check_operand(call, "v", local.v, key_extents<Layout>(moves, layer.value_dim), at);
+}
+
+template <class T, class Layout, class DO, class DQ, class DK, class DV>
+void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO const& dout,
+                    DQ const& dq, DK const& dk, DV const& dv, where at) {
+    auto const& layer = moves.layer();
+    constexpr std::string_view call = "attend_backward";
+    local.dout = view_of_heads<Layout>(dout, "dout", at);
+    local.dq = view_of_heads<Layout>(dq, "dq", at);
+    local.dk = view_of_heads<Layout>(dk, "dk", at);
+    local.dv = view_of_heads<Layout>(dv, "dv", at);
+    check_operand(call, "dout", local.dout, query_extents<Layout>(moves, layer.value_dim), at);
+    check_output(call, "dq", local.dq, query_extents<Layout>(moves, layer.head_dim), at);
+    check_output(call, "dk", local.dk, key_extents<Layout>(moves, layer.head_dim), at);
+    check_output(call, "dv", local.dv, key_extents<Layout>(moves, layer.value_dim), at);
+    auto const apart = [&](std::string_view name, auto const& output, auto const& other_name,
+                           auto const& other) {
+        check_apart(call, name, output, other_name, other, at);
+    };
+    apart("dq", local.dq, "dout", local.dout);
+    apart("dk", local.dk, "dout", local.dout);
+    apart("dv", local.dv, "dout", local.dout);
+    apart("dq", local.dq, "dk", local.dk);
+    apart("dq", local.dq, "dv", local.dv);
+    apart("dk", local.dk, "dv", local.dv);
+    for (auto const& [name, input] :
+         {std::pair{std::string_view("q"), local.q}, {"k", local.k}, {"v", local.v}}) {
+        apart("dq", local.dq, name, input);
+        apart("dk", local.dk, name, input);
+        apart("dv", local.dv, name, input);
+    }
+}
+
+}  // namespace ulysses::inline v0
