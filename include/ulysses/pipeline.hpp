@@ -17,6 +17,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -31,8 +33,9 @@ namespace ulysses::inline v0 {
 ///
 /// Every call on it is collective over the group: all ranks make the same calls in the same order,
 /// with the same shape and step. A wrong operand, a call out of order or an exception in a functor
-/// on one rank leaves the call on every rank with the same error, and the group stays usable. A
-/// steady state allocates nothing.
+/// on one rank leaves the call on every rank with the same error, and the group stays usable; only
+/// what follows a call's last fence, a projection's part of it, fails on its rank alone. A steady
+/// state allocates nothing.
 ///
 /// *Template parameters*: who (communicator), how the operands lie (layout policy), what runs on
 /// the heads (attention functor), steps 2 and 6 (projection), who watches (observer), `shape` or
@@ -120,7 +123,7 @@ class pipeline {
     void attend_backward(sequence const& step, context_type& saved, DO const& dout, DQ const& dq,
                          DK const& dk, DV const& dv, where at = where::here()) {
         using T = operand_type<DO, DQ, DK, DV>;
-        auto const& moves = planned(step, at);
+        auto const& moves = planned_by_all(step, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep != keep::exchanged)
@@ -144,7 +147,7 @@ class pipeline {
                          V const& v, O const& o, DO const& dout, DQ const& dq, DK const& dk,
                          DV const& dv, where at = where::here()) {
         using T = operand_type<Q, K, V, O, DO, DQ, DK, DV>;
-        auto const& moves = planned(step, at);
+        auto const& moves = planned_by_all(step, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep == keep::exchanged)
@@ -193,7 +196,7 @@ class pipeline {
             "ulysses: backward needs a projection with project_in_backward, project_out_backward "
             "and "
             "project_out_gradients for these weights and gradients (see ulysses::dense).");
-        auto const& moves = planned(step, at);
+        auto const& moves = planned_by_all(step, at);
         auto const rank = ranks().rank();
         token_view<T const> x_view, dy_view;
         token_view<T> dx_view, dq, dk, dv, o;
@@ -219,7 +222,7 @@ class pipeline {
                 local.dq = dq;
                 local.dk = dk;
                 local.dv = dv;
-                auto& memory = six_step_memory(&saved);
+                auto const memory = six_step_memory(&saved);
                 o = packed<T>(layer_.keep == keep::nothing ? scratch_.o : saved.o,
                               query_extents<Layout>(moves, layer_.value_dim));
                 local.o = o;
@@ -238,12 +241,14 @@ class pipeline {
                 ulysses::project_out_backward(projection_, step, rank, weights, dy_view, dout);
                 observer_.end(step_id::project_out);
             });
-        observer_.begin(step_id::project_in);
-        ulysses::project_out_gradients(projection_, step, rank, token_view<T const>(o), dy_view,
-                                       gradients);
-        ulysses::project_in_backward(projection_, step, rank, x_view, weights, dq, dk, dv, dx_view,
-                                     gradients);
-        observer_.end(step_id::project_in);
+        alone([&] {
+            observer_.begin(step_id::project_in);
+            ulysses::project_out_gradients(projection_, step, rank, token_view<T const>(o), dy_view,
+                                           gradients);
+            ulysses::project_in_backward(projection_, step, rank, x_view, weights, dq, dk, dv,
+                                         dx_view, gradients);
+            observer_.end(step_id::project_in);
+        });
     }
 
     /// The plan of a step on this rank: items, blocks, rows for each peer. Valid until the next
@@ -301,6 +306,22 @@ class pipeline {
         return {&qkv_q, &qkv_k, &qkv_v, kept ? &saved->o : &scratch_.o};
     }
 
+    /// The plan of a collective call: a step that has none on this rank is an error on every rank.
+    plan const& planned_by_all(sequence const& step, where at) {
+        fence_status status;
+        guarded(status, [&] { planned(step, at); });
+        if (status.code != errc::none) pass_.refuse(status);
+        return plan_;
+    }
+
+    /// Runs what follows a call's last fence: an error in it leaves the call on this rank alone.
+    template <class Body>
+    void alone(Body const& body) const {
+        fence_status status;
+        guarded(status, body);
+        if (status.code != errc::none) throw_error(status.code, status.text, ranks().rank());
+    }
+
     template <class... X>
     static consteval auto operand_type_of() {
         static_assert((... && (tensor_like<X> || explain_tensor<X>())));
@@ -341,7 +362,7 @@ class pipeline {
     void attend_with(sequence const& step, context_type* saved, Q const& q, K const& k, V const& v,
                      O const& o, where at) {
         using T = operand_type<Q, K, V, O>;
-        auto const& moves = planned(step, at);
+        auto const& moves = planned_by_all(step, at);
         pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
             take_inputs(local, moves, "attend", q, k, v, at);
             local.o = view_of_heads<Layout>(o, "o", at);
@@ -364,7 +385,7 @@ class pipeline {
             projection_for<Projection, T, Weights>,
             "ulysses: forward needs a projection with project_in and project_out for these weights "
             "(see ulysses::dense); pipelines without one have `attend`.");
-        auto const& moves = planned(step, at);
+        auto const& moves = planned_by_all(step, at);
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
         pass_.template forward<T>(
@@ -393,9 +414,11 @@ class pipeline {
                 local.v = v;
                 local.o = o;
             });
-        observer_.begin(step_id::project_out);
-        ulysses::project_out(projection_, step, rank, token_view<T const>(o), weights, y_view);
-        observer_.end(step_id::project_out);
+        alone([&] {
+            observer_.begin(step_id::project_out);
+            ulysses::project_out(projection_, step, rank, token_view<T const>(o), weights, y_view);
+            observer_.end(step_id::project_out);
+        });
     }
 
     shape layer_;

@@ -3,6 +3,7 @@
 
 #include <ulysses/attention/operands.hpp>
 #include <ulysses/attention/softmax.hpp>
+#include <ulysses/attention/tile.hpp>
 #include <ulysses/core/attention.hpp>
 #include <ulysses/core/gemm.hpp>
 #include <ulysses/core/number.hpp>
@@ -32,53 +33,6 @@
 /// together.
 namespace ulysses::inline v0 {
 
-namespace detail {
-
-/// The view's rows of global indices [from, to) as an operand: in place if it can be, else copied to
-/// `buffer`. `begin` is the global index of the view's first row; rows outside the view are zero.
-template <class A, class T>
-gemm_operand<A> tile_operand(head_view<T const> const& view, std::int64_t b, std::int64_t head,
-                             std::int64_t begin, std::int64_t from, std::int64_t to, A* buffer) {
-    auto const dim = view.dim();
-    if constexpr (std::same_as<T, A>) {
-        if (from >= begin && to <= begin + view.tokens() && view.strides[1] >= dim)
-            return {.data = view.row(b, from - begin, head), .stride = view.strides[1]};
-    }
-    for (auto row = from; row < to; ++row) {
-        auto* const line = buffer + (row - from) * dim;
-        if (row < begin || row >= begin + view.tokens()) {
-            std::fill(line, line + dim, A(0));
-            continue;
-        }
-        auto const* const values = view.row(b, row - begin, head);
-        for (std::int64_t d = 0; d < dim; ++d) line[d] = static_cast<A>(values[d]);
-    }
-    return {.data = buffer, .stride = dim};
-}
-
-/// sum_d x[d] * y[d] in A, one code path for every row.
-template <class A, class T>
-[[gnu::noinline]] A row_dot(T const* x, T const* y, std::int64_t count) {
-    constexpr std::int64_t width = 16;
-    A part[width] = {};
-    std::int64_t d = 0;
-    for (; d + width <= count; d += width)
-        for (std::int64_t l = 0; l < width; ++l)
-            part[l] += static_cast<A>(x[d + l]) * static_cast<A>(y[d + l]);
-    for (; d < count; ++d) part[d % width] += static_cast<A>(x[d]) * static_cast<A>(y[d]);
-    for (auto half = width / 2; half > 0; half /= 2)
-        for (std::int64_t l = 0; l < half; ++l) part[l] += part[l + half];
-    return part[0];
-}
-
-/// to[d] = from[d] * factor, rounded to an element; one code path for every row.
-template <class A, class T>
-[[gnu::noinline]] void scale_row(T* to, A const* from, A factor, std::int64_t count) {
-    for (std::int64_t d = 0; d < count; ++d) to[d] = static_cast<T>(from[d] * factor);
-}
-
-}  // namespace detail
-
 /// Ordinary attention over any host GEMM. For float and double, views whose rows of one head do not
 /// overlap are read in place; 16-bit elements are converted tile by tile.
 ///
@@ -97,6 +51,8 @@ class blocked_attention {
 
     static constexpr std::int64_t tile_rows = 256;  ///< query rows of a tile
     static constexpr std::int64_t tile_keys = 256;  ///< keys of a tile
+    static constexpr std::int64_t band_rows =
+        128;  ///< rows that share a product where the mask's edge is
 
     blocked_attention() = default;
     constexpr explicit blocked_attention(Gemm gemm) : gemm_(gemm) {}
@@ -125,7 +81,8 @@ class blocked_attention {
         for (std::int64_t b = 0; b < q.batch(); ++b)
             for (std::int64_t h = 0; h < q.heads(); ++h)
                 for (auto row = call.query_begin; row < call.query_begin + q.tokens();) {
-                    auto const tile = tile_at(call, row, q.tokens());
+                    auto const tile =
+                        detail::tile_at(call, grid, row, call.query_begin + q.tokens());
                     forward_tile<T>(call, tile, b, h, q, k, v, o, lse, space);
                     row = tile.own_end;
                 }
@@ -144,34 +101,16 @@ class blocked_attention {
         for (std::int64_t b = 0; b < extents.batch; ++b)
             for (std::int64_t h = 0; h < extents.heads; ++h)
                 for (auto row = call.query_begin; row < call.query_begin + extents.rows;) {
-                    auto const tile = tile_at(call, row, extents.rows);
+                    auto const tile =
+                        detail::tile_at(call, grid, row, call.query_begin + extents.rows);
                     backward_tile<T>(call, tile, b, h, views, space);
                     row = tile.own_end;
                 }
     }
 
    private:
-    /// Global rows of one tile: what the products run over, what the item owns, and the end of the keys
-    /// that the whole tile of the grid sees.
-    struct row_tile {
-        std::int64_t begin, end;
-        std::int64_t own_begin, own_end;
-        std::int64_t key_end;
-
-        std::int64_t rows() const { return end - begin; }
-    };
-
-    static row_tile tile_at(attention_call const& call, std::int64_t row, std::int64_t rows) {
-        auto const begin = row / tile_rows * tile_rows;
-        auto const end = std::min(begin + tile_rows, call.queries);
-        auto const own_end = std::min(end, call.query_begin + rows);
-        row_tile tile{begin, end, row, own_end, detail::visible_keys(call, end - 1)};
-        if constexpr (Gemm::rows_independent) {
-            tile.begin = tile.own_begin;
-            tile.end = tile.own_end;
-        }
-        return tile;
-    }
+    static constexpr detail::attention_grid grid{tile_rows, tile_keys, band_rows};
+    static constexpr bool trimmed = Gemm::rows_independent;
 
     template <class A>
     struct forward_space {
@@ -184,7 +123,7 @@ class blocked_attention {
               scores(cursor.take<A>(tile_rows * tile_keys)),
               out(cursor.take<A>(tile_rows * e.value_dim)),
               largest(cursor.take<A>(tile_rows)),
-              sums(cursor.take<A>(tile_rows * static_cast<std::int64_t>(detail::lanes<A>))) {}
+              sums(cursor.take<A>(tile_rows * lanes<A>)) {}
     };
 
     template <class A>
@@ -218,15 +157,9 @@ class blocked_attention {
                            .c_stride = c_stride});
     }
 
-    template <class A>
-    static gemm_operand<A> transposed(gemm_operand<A> operand) {
-        operand.transposed = true;
-        return operand;
-    }
-
-    /// Q [R, D], K [C, D] -> S [R, C] -> P -> O += P V [R, Dv], over the tile's keys.
+    /// Q [R, D], K [C, D] -> S [R, C] -> P -> O += P V [R, Dv], over the keys that the tile sees.
     template <class T, class A>
-    void forward_tile(attention_call const& call, row_tile const& tile, std::int64_t b,
+    void forward_tile(attention_call const& call, detail::row_tile const& tile, std::int64_t b,
                       std::int64_t h, head_view<T const> const& q, head_view<T const> const& k,
                       head_view<T const> const& v, head_view<T> const& o, head_view<A> const& lse,
                       forward_space<A> const& space) const {
@@ -236,103 +169,150 @@ class blocked_attention {
         auto const queries =
             detail::tile_operand<A>(q, b, h, call.query_begin, tile.begin, tile.end, space.q);
         for (std::int64_t key = 0; key < tile.key_end; key += tile_keys) {
-            auto const count = std::min(tile_keys, tile.key_end - key);
-            auto const keys = detail::tile_operand<A>(k, b, g, 0, key, key + count, space.k);
-            multiply<A>(tile.rows(), count, q.dim(), exponent, queries, transposed(keys), A(0),
-                        space.scores, tile_keys);
-            for (auto row = tile.own_begin; row < tile.own_end; ++row) {
-                auto const i = row - tile.begin;
-                auto const seen =
-                    std::clamp<std::int64_t>(detail::visible_keys(call, row) - key, 0, count);
-                detail::softmax_row_step<A>(
-                    space.scores + i * tile_keys, seen, count, key == 0,
-                    {space.largest + i,
-                     space.sums + i * static_cast<std::int64_t>(detail::lanes<A>)},
-                    space.out + i * dim, dim);
-            }
-            auto const values = detail::tile_operand<A>(v, b, g, 0, key, key + count, space.v);
-            multiply<A>(tile.rows(), dim, count, A(1), {.data = space.scores, .stride = tile_keys},
-                        values, key == 0 ? A(0) : A(1), space.out, dim);
+            auto const end = std::min(key + tile_keys, tile.key_end);
+            auto const keys = detail::tile_operand<A>(k, b, g, 0, key, end, space.k);
+            auto const values = detail::tile_operand<A>(v, b, g, 0, key, end, space.v);
+            detail::for_each_band(
+                call, grid, tile, key, trimmed, [&](detail::row_band const& band) {
+                    auto const first = band.begin - tile.begin;
+                    auto* const scores = space.scores + first * tile_keys;
+                    auto* const out = space.out + first * dim;
+                    multiply<A>(band.rows(), band.keys, q.dim(), exponent,
+                                detail::rows_from(queries, first), detail::transposed(keys), A(0),
+                                scores, tile_keys);
+                    softmax_band(call, tile, band, key, space, dim);
+                    multiply<A>(band.rows(), dim, band.keys, A(1),
+                                {.data = scores, .stride = tile_keys}, values,
+                                key == 0 ? A(0) : A(1), out, dim);
+                });
         }
         for (auto row = tile.own_begin; row < tile.own_end; ++row) {
             auto const i = row - tile.begin;
-            auto const to = row - call.query_begin;
+            auto* const to = o.row(b, row - call.query_begin, h);
+            auto& lse_row = lse(b, row - call.query_begin, h, 0);
             if (tile.key_end == 0) {
-                std::fill_n(o.row(b, to, h), dim, T(A(0)));
-                lse(b, to, h, 0) = -std::numeric_limits<A>::infinity();
+                std::fill_n(to, dim, T(A(0)));
+                lse_row = -std::numeric_limits<A>::infinity();
                 continue;
             }
-            auto const* const sums = space.sums + i * static_cast<std::int64_t>(detail::lanes<A>);
             A sum = 0;
-            for (std::size_t l = 0; l < detail::lanes<A>; ++l) sum += sums[l];
-            detail::scale_row<A>(o.row(b, to, h), space.out + i * dim,
-                                 sum == A(0) ? A(0) : A(1) / sum, dim);
-            lse(b, to, h, 0) = (space.largest[i] + std::log2(sum)) * std::numbers::ln2_v<A>;
+            for (std::int64_t l = 0; l < lanes<A>; ++l) sum += space.sums[i * lanes<A> + l];
+            detail::scale_row<A>(to, space.out + i * dim, sum == A(0) ? A(0) : A(1) / sum, dim);
+            lse_row = (space.largest[i] + std::log2(sum)) * std::numbers::ln2_v<A>;
         }
     }
 
-    /// S and dP [R, C] -> P and dS -> dV += P^T dO, dK += dS^T Q, dQ += dS K, over the tile's keys.
+    /// S -> P for the item's rows of a band; O is brought to the new maximum.
+    template <class A>
+    static void softmax_band(attention_call const& call, detail::row_tile const& tile,
+                             detail::row_band const& band, std::int64_t key,
+                             forward_space<A> const& space, std::int64_t dim) {
+        constexpr std::int64_t together = 8;  // 8 KiB of scores stay in the first-level cache
+        for (auto from = band.own_begin; from < band.own_end; from += together) {
+            auto const to = std::min(from + together, band.own_end);
+            A now[together];
+            for (auto row = from; row < to; ++row) {
+                auto const i = row - tile.begin;
+                if (key == 0) space.largest[i] = -std::numeric_limits<A>::infinity();
+                now[row - from] = detail::softmax_row_largest<A>(
+                    space.scores + i * tile_keys, detail::visible_keys(call, row, key, band.keys),
+                    band.keys, space.largest[i]);
+            }
+            for (auto row = from; row < to; ++row) {
+                auto const i = row - tile.begin;
+                detail::softmax_row_step<A>(space.scores + i * tile_keys,
+                                            detail::visible_keys(call, row, key, band.keys),
+                                            key == 0, space.largest[i], now[row - from],
+                                            space.sums + i * lanes<A>, space.out + i * dim, dim);
+                space.largest[i] = now[row - from];
+            }
+        }
+    }
+
+    /// S and dP [R, C] -> P and dS -> dV += P^T dO, dK += dS^T Q, dQ += dS K, over the keys that the
+    /// tile sees.
     template <class T, class A>
-    void backward_tile(attention_call const& call, row_tile const& tile, std::int64_t b,
+    void backward_tile(attention_call const& call, detail::row_tile const& tile, std::int64_t b,
                        std::int64_t h, attention_backward_views<T> const& views,
                        backward_space<A> const& space) const {
         auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;
         auto const g = h / (q.heads() / k.heads());
-        auto const exponent = static_cast<A>(call.scale * std::numbers::log2e);
-        auto const scale = static_cast<A>(call.scale);
-        auto const begin = call.query_begin;
-        auto const queries = detail::tile_operand<A>(q, b, h, begin, tile.begin, tile.end, space.q);
+        auto const item = call.query_begin;
+        auto const queries = detail::tile_operand<A>(q, b, h, item, tile.begin, tile.end, space.q);
         auto const douts =
-            detail::tile_operand<A>(dout, b, h, begin, tile.begin, tile.end, space.dout);
+            detail::tile_operand<A>(dout, b, h, item, tile.begin, tile.end, space.dout);
         for (auto row = tile.own_begin; row < tile.own_end; ++row) {
             auto const i = row - tile.begin;
-            auto const at = row - begin;
-            auto const lse_row = lse(b, at, h, 0);
+            auto const lse_row = lse(b, row - item, h, 0);
             space.lse[i] = lse_row == -std::numeric_limits<A>::infinity()
                                ? -lse_row
                                : lse_row * std::numbers::log2e_v<A>;
-            space.delta[i] = detail::row_dot<A>(dout.row(b, at, h), o.row(b, at, h), v.dim());
+            space.delta[i] =
+                detail::row_dot<A>(dout.row(b, row - item, h), o.row(b, row - item, h), v.dim());
         }
+        auto const dk_head = views.dk.slice(0, b, 1).slice_heads(g, 1);
+        auto const dv_head = views.dv.slice(0, b, 1).slice_heads(g, 1);
         for (std::int64_t key = 0; key < tile.key_end; key += tile_keys) {
-            auto const count = std::min(tile_keys, tile.key_end - key);
-            auto const held = std::clamp<std::int64_t>(k.tokens() - key, 0, count);
-            auto const keys = detail::tile_operand<A>(k, b, g, 0, key, key + count, space.k);
-            auto const values = detail::tile_operand<A>(v, b, g, 0, key, key + count, space.v);
-            multiply<A>(tile.rows(), count, q.dim(), exponent, queries, transposed(keys), A(0),
-                        space.p, tile_keys);
-            multiply<A>(tile.rows(), count, v.dim(), A(1), douts, transposed(values), A(0),
-                        space.ds, tile_keys);
-            for (auto row = tile.begin; row < tile.end; ++row) {
-                auto const i = row - tile.begin;
-                auto* const p = space.p + i * tile_keys;
-                auto* const ds = space.ds + i * tile_keys;
-                if (row < tile.own_begin || row >= tile.own_end) {
-                    std::fill_n(p, count, A(0));
-                    std::fill_n(ds, count, A(0));
-                    continue;
-                }
-                auto const seen =
-                    std::clamp<std::int64_t>(detail::visible_keys(call, row) - key, 0, count);
-                detail::softmax_row_backward<A>(p, ds, seen, count, space.lse[i], space.delta[i]);
-            }
-            gemm_operand<A> const p{.data = space.p, .stride = tile_keys};
-            gemm_operand<A> const ds{.data = space.ds, .stride = tile_keys};
-            multiply<A>(held, v.dim(), tile.rows(), A(1), transposed(p), douts, A(1),
-                        dv.row(b, key, g), dv.strides[1]);
-            multiply<A>(held, q.dim(), tile.rows(), scale, transposed(ds), queries, A(1),
-                        dk.row(b, key, g), dk.strides[1]);
-            multiply<A>(tile.rows(), q.dim(), count, scale, ds, keys, key == 0 ? A(0) : A(1),
-                        space.dq, q.dim());
+            auto const end = std::min(key + tile_keys, tile.key_end);
+            auto const keys = detail::tile_operand<A>(k, b, g, 0, key, end, space.k);
+            auto const values = detail::tile_operand<A>(v, b, g, 0, key, end, space.v);
+            detail::for_each_band(
+                call, grid, tile, key, trimmed, [&](detail::row_band const& band) {
+                    auto const first = band.begin - tile.begin;
+                    backward_band<A>(call, tile, band, key, detail::rows_from(queries, first), keys,
+                                     values, detail::rows_from(douts, first), space, dk_head,
+                                     dv_head);
+                });
         }
         for (auto row = tile.own_begin; row < tile.own_end; ++row) {
-            auto const i = row - tile.begin;
-            auto* const to = dq.row(b, row - begin, h);
+            auto* const to = dq.row(b, row - item, h);
             if (tile.key_end == 0)
                 std::fill_n(to, q.dim(), T(A(0)));
             else
-                detail::scale_row<A>(to, space.dq + i * q.dim(), A(1), q.dim());
+                detail::scale_row<A>(to, space.dq + (row - tile.begin) * q.dim(), A(1), q.dim());
         }
     }
+
+    /// The five products of a band; dk and dv are one head's.
+    template <class A>
+    void backward_band(attention_call const& call, detail::row_tile const& tile,
+                       detail::row_band const& band, std::int64_t key, gemm_operand<A> const& q,
+                       gemm_operand<A> const& k, gemm_operand<A> const& v,
+                       gemm_operand<A> const& dout, backward_space<A> const& space,
+                       head_view<A> const& dk, head_view<A> const& dv) const {
+        auto const first = band.begin - tile.begin;
+        auto const dim = dk.dim(), value_dim = dv.dim();
+        auto const scale = static_cast<A>(call.scale);
+        gemm_operand<A> const p{.data = space.p + first * tile_keys, .stride = tile_keys};
+        gemm_operand<A> const ds{.data = space.ds + first * tile_keys, .stride = tile_keys};
+        multiply<A>(band.rows(), band.keys, dim, static_cast<A>(call.scale * std::numbers::log2e),
+                    q, detail::transposed(k), A(0), space.p + first * tile_keys, tile_keys);
+        multiply<A>(band.rows(), band.keys, value_dim, A(1), dout, detail::transposed(v), A(0),
+                    space.ds + first * tile_keys, tile_keys);
+        for (auto row = band.begin; row < band.end; ++row) {
+            auto const i = row - tile.begin;
+            auto* const p_row = space.p + i * tile_keys;
+            auto* const ds_row = space.ds + i * tile_keys;
+            if (row < band.own_begin || row >= band.own_end) {
+                std::fill_n(p_row, band.keys, A(0));
+                std::fill_n(ds_row, band.keys, A(0));
+                continue;
+            }
+            detail::softmax_row_backward<A>(p_row, ds_row,
+                                            detail::visible_keys(call, row, key, band.keys),
+                                            band.keys, space.lse[i], space.delta[i]);
+        }
+        auto const held = std::clamp<std::int64_t>(dk.tokens() - key, 0, band.keys);
+        multiply<A>(held, value_dim, band.rows(), A(1), detail::transposed(p), dout, A(1),
+                    dv.row(0, key, 0), dv.strides[1]);
+        multiply<A>(held, dim, band.rows(), scale, detail::transposed(ds), q, A(1),
+                    dk.row(0, key, 0), dk.strides[1]);
+        multiply<A>(band.rows(), dim, band.keys, scale, ds, k, key == 0 ? A(0) : A(1),
+                    space.dq + first * dim, dim);
+    }
+
+    template <class A>
+    static constexpr auto lanes = static_cast<std::int64_t>(detail::lanes<A>);
 
     [[no_unique_address]] Gemm gemm_{};
 };

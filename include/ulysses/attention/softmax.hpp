@@ -59,8 +59,7 @@ template <class T>
     bits exponent, value;
     std::memcpy(&exponent, &shifted, sizeof exponent);
     std::memcpy(&value, &p, sizeof value);
-    value += exponent << (single ? 23 : 52);
-    value &= ~(bits)(t < smallest);
+    value = t < smallest ? bits{} : value + (exponent << (single ? 23 : 52));
     std::memcpy(&p, &value, sizeof p);
     return p;
 }
@@ -86,20 +85,11 @@ std::int64_t mask_row(T* scores, std::int64_t seen, std::int64_t count) {
     return padded;
 }
 
-/// A row's softmax so far.
+/// Masks a row of exponents and returns the largest of them and `before`. Rows are passed through this a
+/// few at a time, ahead of `softmax_row_step`, so that one row's reduction overlaps with another's work.
 template <class T>
-struct softmax_state {
-    T* largest;  ///< largest exponent
-    T* sums;     ///< [lanes] parts of the denominator
-};
-
-/// Turns a row of exponents into probabilities relative to the largest exponent so far. When that grows,
-/// the denominator and the `dim` elements of `out` summed so far are brought to it.
-/// *Source*: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
-template <class T>
-[[gnu::noinline]] ULYSSES_WIDE_VECTORS void
-softmax_row_step(T* scores, std::int64_t seen, std::int64_t count, bool first,
-                 softmax_state<T> state, T* out, std::int64_t dim) {
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS T softmax_row_largest(T* scores, std::int64_t seen,
+                                                             std::int64_t count, T before) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
     auto const padded = mask_row(scores, seen, count);
     auto const none = fill_pack(-std::numeric_limits<T>::infinity());
@@ -111,12 +101,24 @@ softmax_row_step(T* scores, std::int64_t seen, std::int64_t count, bool first,
         }
     high[0] = high[0] > high[1] ? high[0] : high[1];
     high[2] = high[2] > high[3] ? high[2] : high[3];
-    auto const before = first ? -std::numeric_limits<T>::infinity() : *state.largest;
-    auto const now = std::max(before, largest_lane<T>(high[0] > high[2] ? high[0] : high[2]));
+    return std::max(before, largest_lane<T>(high[0] > high[2] ? high[0] : high[2]));
+}
+
+/// Turns a masked row of exponents into probabilities relative to `now`, the largest so far, and adds them
+/// to `sums`, [lanes] parts of the denominator. What was summed relative to `before`, the parts and the
+/// `dim` elements of `out`, is brought to `now`; `first`: nothing was.
+/// *Source*: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+template <class T>
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS void softmax_row_step(T* scores, std::int64_t seen,
+                                                             bool first, T before, T now, T* sums,
+                                                             T* out, std::int64_t dim) {
+    constexpr auto width = static_cast<std::int64_t>(lanes<T>);
+    constexpr auto step = softmax_step<T>;
+    auto const padded = (seen + step - 1) / step * step;
     auto const base = fill_pack(now == -std::numeric_limits<T>::infinity() ? T(0) : now);
     auto sum = pack<T>{};
     if (!first) {
-        sum = load_pack(state.sums);
+        sum = load_pack(sums);
         if (now > before) {
             auto const factor = exp2_pack<T>(fill_pack(before) - base);
             sum *= factor;
@@ -131,8 +133,7 @@ softmax_row_step(T* scores, std::int64_t seen, std::int64_t count, bool first,
             store_pack<T>(scores + j + u * width, p);
         }
     sum += (part[0] + part[1]) + (part[2] + part[3]);
-    store_pack(state.sums, sum);
-    *state.largest = now;
+    store_pack(sums, sum);
 }
 
 /// Backward of a row: scores become p = 2^(score - lse), `dp` becomes ds = p * (dp - delta). `lse` is base 2.

@@ -43,9 +43,9 @@ class breakable_barrier {
     /// Returns once every rank has arrived. *Throws* the error the group failed with.
     void arrive_and_wait(int rank) {
         auto const size = arrivals_.size();
-        if (size == 1) return;
         auto const phase = phase_.load(std::memory_order_acquire);
         if (failed_.load(std::memory_order_acquire)) throw_failure();
+        if (size == 1) return;
         arrivals_[static_cast<std::size_t>(rank)].store(phase + 1, std::memory_order_relaxed);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
             arrived_.store(0, std::memory_order_relaxed);
@@ -63,13 +63,13 @@ class breakable_barrier {
         std::unique_lock lock(mutex_);
         auto const until = std::chrono::steady_clock::now() + options_.deadline;
         auto const ready = [&] { return passed(phase) || failed_.load(std::memory_order_acquire); };
-        if (!released_.wait_until(lock, until, ready)) {
-            lock.unlock();
-            fail(errc::timed_out, silent_ranks(rank, phase + 1), -1);
-            lock.lock();
-        }
-        if (passed(phase)) return;
+        // Still under the lock, so that a barrier that completes just now is not failed.
+        if (!released_.wait_until(lock, until, ready))
+            record(errc::timed_out, silent_ranks(rank, phase + 1), -1);
+        auto const done = passed(phase);
         lock.unlock();
+        if (done) return;
+        released_.notify_all();
         throw_failure();
     }
 
@@ -77,11 +77,7 @@ class breakable_barrier {
     void fail(errc code, std::string const& text, int rank) {
         {
             std::lock_guard lock(mutex_);
-            if (failed_.load(std::memory_order_relaxed)) return;
-            code_ = code;
-            text_ = text;
-            rank_ = rank;
-            failed_.store(true, std::memory_order_release);
+            record(code, text, rank);
         }
         released_.notify_all();
     }
@@ -89,6 +85,15 @@ class breakable_barrier {
     bool failed() const { return failed_.load(std::memory_order_acquire); }
 
    private:
+    /// Under the lock.
+    void record(errc code, std::string const& text, int rank) {
+        if (failed_.load(std::memory_order_relaxed)) return;
+        code_ = code;
+        text_ = text;
+        rank_ = rank;
+        failed_.store(true, std::memory_order_release);
+    }
+
     bool passed(std::uint64_t phase) const {
         return phase_.load(std::memory_order_acquire) != phase;
     }

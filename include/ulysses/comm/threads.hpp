@@ -27,14 +27,38 @@ struct window_parts {
     std::size_t bytes = 0;
 };
 
+/// The collective calls, as ranks tell each other which one they are in.
+enum class collective : std::uint8_t {
+    fence,
+    make_window,
+    all_reduce,
+    all_gather,
+    broadcast,
+    split
+};
+
+constexpr std::string_view name(collective call) {
+    constexpr std::string_view names[] = {"fence",      "make_window", "all_reduce",
+                                          "all_gather", "broadcast",   "split"};
+    return names[static_cast<std::size_t>(call)];
+}
+
 struct group_state {
-    /// What a rank shows to the others between two fences.
+    /// What a rank brings to a collective call.
+    struct offer {
+        collective call = collective::fence;
+        int argument = 0;             ///< root or color
+        int key = 0;                  ///< of a split
+        std::span<std::byte> data{};  ///< no memory behind it where only its size is compared
+        fence_status status;
+    };
+
     struct alignas(64) slot {
-        fence_status status[2];
+        /// Two offers in turn: a slow rank may still read the last call's while this one is
+        /// written.
+        offer offers[2];
         unsigned parity = 0;
         std::uint64_t calls = 0;
-        std::span<std::byte> data{};
-        int color = 0, key = 0;
         std::shared_ptr<std::byte> memory;
         std::shared_ptr<group_state> child;
         std::vector<fence_status> seen;
@@ -93,27 +117,24 @@ class communicator {
     /// *Blocking*: until every rank has arrived. *Throws* the verdict of all statuses;
     /// `peer_failed` when a rank has left the group; `timed_out` after the group's deadline.
     void fence(fence_status const& status) const {
-        auto& slot = mine();
-        // Two statuses in turn: a slow rank may still read the last fence's while this one is
-        // written.
-        auto const parity = slot.parity ^= 1u;
-        slot.status[parity] = status;
-        wait();
-        for (int r = 0; r < size_; ++r)
-            slot.seen[static_cast<std::size_t>(r)] = at(r).status[parity];
-        throw_verdict(slot.seen);
+        auto& mine_now = next_offer(detail::collective::fence);
+        mine_now.status = status;
+        meet();
+        auto& seen = mine().seen;
+        for (int r = 0; r < size_; ++r) seen[static_cast<std::size_t>(r)] = shown(r).status;
+        throw_verdict(seen);
     }
 
     window_type make_window(std::size_t bytes) const {
         auto& slot = mine();
         fence_status status;
         guarded(status, [&] {
-            auto* memory = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64}));
+            auto* memory = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64}));
             slot.memory = {memory,
-                           [](std::byte* p) { ::operator delete(p, std::align_val_t{64}); }};
+                           [](std::byte* p) { ::operator delete (p, std::align_val_t{64}); }};
         });
-        status.plan = bytes;
-        fence(status);
+        publish(detail::collective::make_window, {static_cast<std::byte*>(nullptr), bytes}, 0,
+                status);
         auto parts = std::make_shared<detail::window_parts>();
         for (int r = 0; r < size_; ++r) parts->memory.push_back(at(r).memory);
         parts->bytes = bytes;
@@ -132,6 +153,13 @@ class communicator {
         return window->memory[static_cast<std::size_t>(rank)].get();
     }
 
+    /// Bytes of this rank's part of the group's shared windows, as large as any call has needed.
+    std::size_t shared_window_bytes() const {
+        std::size_t sum = 0;
+        for (auto const& window : mine().shared) sum += window ? window->bytes : 0;
+        return sum;
+    }
+
     /// Lets go of the group's shared windows on this rank.
     void close() const {
         for (auto& window : mine().shared) window.reset();
@@ -141,59 +169,65 @@ class communicator {
     template <class T>
         requires std::is_arithmetic_v<T>
     void all_reduce(std::span<T> values, reduction op) const {
-        publish(std::as_writable_bytes(values), "all_reduce");
+        publish(detail::collective::all_reduce, std::as_writable_bytes(values));
         // Rank r reduces the r-th chunk of every rank into its own; then all copy the chunks.
         auto const ranks = static_cast<std::size_t>(size_);
         auto const chunk = [&](std::size_t r) { return values.size() * r / ranks; };
         auto const me = static_cast<std::size_t>(rank_);
         for (auto i = chunk(me); i < chunk(me + 1); ++i) {
-            T result = shown<T>(0)[i];
-            for (int r = 1; r < size_; ++r) result = detail::combined(op, result, shown<T>(r)[i]);
+            T result = data_of<T>(0)[i];
+            for (int r = 1; r < size_; ++r) result = detail::combined(op, result, data_of<T>(r)[i]);
             values[i] = result;
         }
         wait();
         for (std::size_t r = 0; r < ranks; ++r)
             if (r != me && chunk(r + 1) > chunk(r))
-                std::memcpy(values.data() + chunk(r), shown<T>(static_cast<int>(r)) + chunk(r),
+                std::memcpy(values.data() + chunk(r), data_of<T>(static_cast<int>(r)) + chunk(r),
                             (chunk(r + 1) - chunk(r)) * sizeof(T));
         wait();
     }
 
     void all_gather(std::span<std::byte const> part, std::span<std::byte> all) const {
+        fence_status status;
         if (all.size() != part.size() * static_cast<std::size_t>(size_))
-            raise(errc::invalid_call, {}, "all_gather", "all must hold one part for each rank",
-                  all.size(), " bytes for ", size_, " parts of ", part.size());
-        publish({const_cast<std::byte*>(part.data()), part.size()}, "all_gather");
+            status.fail(errc::invalid_call,
+                        concat("ulysses: all_gather: all must hold one part for each rank: ",
+                               all.size(), " bytes for ", size_, " parts of ", part.size()));
+        publish(detail::collective::all_gather, {const_cast<std::byte*>(part.data()), part.size()},
+                0, status);
         for (int r = 0; r < size_ && !part.empty(); ++r)
-            std::memcpy(all.data() + static_cast<std::size_t>(r) * part.size(), at(r).data.data(),
-                        part.size());
+            std::memcpy(all.data() + static_cast<std::size_t>(r) * part.size(),
+                        data_of<std::byte>(r), part.size());
         wait();
     }
 
     void broadcast(std::span<std::byte> data, int root) const {
+        fence_status status;
         if (root < 0 || root >= size_)
-            raise(errc::invalid_call, {}, "broadcast", "root must be a rank", "root ", root, " of ",
-                  size_, " ranks");
-        publish(data, "broadcast");
+            status.fail(errc::invalid_call, concat("ulysses: broadcast: root must be a rank: root ",
+                                                   root, " of ", size_, " ranks"));
+        publish(detail::collective::broadcast, data, root, status);
         if (rank_ != root && !data.empty())
-            std::memcpy(data.data(), at(root).data.data(), data.size());
+            std::memcpy(data.data(), data_of<std::byte>(root), data.size());
         wait();
     }
 
     communicator split(int color, int key) const {
         auto& slot = mine();
-        slot.color = color;
-        slot.key = key;
-        wait();
+        auto& mine_now = next_offer(detail::collective::split);
+        mine_now.argument = color;
+        mine_now.key = key;
+        meet();
         std::vector<std::pair<int, int>> members;  // key, old rank
         for (int r = 0; r < size_; ++r)
-            if (at(r).color == color) members.emplace_back(at(r).key, r);
+            if (shown(r).argument == color) members.emplace_back(shown(r).key, r);
         std::sort(members.begin(), members.end());
         auto const leader = members.front().second;
         if (rank_ == leader) {
             slot.child = std::make_shared<detail::group_state>(static_cast<int>(members.size()),
                                                                group_->settings);
             std::lock_guard lock(group_->children_mutex);
+            std::erase_if(group_->children, [](auto const& weak) { return weak.expired(); });
             group_->children.push_back(slot.child);
         }
         wait();
@@ -219,23 +253,64 @@ class communicator {
     slot_type& mine() const { return at(rank_); }
     void wait() const { group_->barrier.arrive_and_wait(rank_); }
 
-    template <class T>
-    T const* shown(int rank) const {
-        return reinterpret_cast<T const*>(at(rank).data.data());
+    using offer = detail::group_state::offer;
+
+    /// This rank's offer for the call that begins.
+    offer& next_offer(detail::collective call) const {
+        auto& slot = mine();
+        auto& next = slot.offers[slot.parity ^= 1u];
+        next.call = call;
+        return next;
     }
 
-    /// Shows `data` to the group; every rank throws alike when sizes differ.
-    void publish(std::span<std::byte> data, std::string_view operation) const {
-        mine().data = data;
+    /// What `rank` offered to the call that every rank is in.
+    offer const& shown(int rank) const { return at(rank).offers[mine().parity]; }
+    template <class T>
+    T const* data_of(int rank) const {
+        return reinterpret_cast<T const*>(shown(rank).data.data());
+    }
+
+    /// Waits for the offers of all; every rank throws alike when their calls differ.
+    void meet() const {
         wait();
         for (int r = 1; r < size_; ++r)
-            if (at(r).data.size() != at(0).data.size()) {
-                auto const text = concat("ulysses: ", operation,
-                                         ": every rank must pass as many bytes: rank 0 passes ",
-                                         at(0).data.size(), ", rank ", r, " ", at(r).data.size());
-                wait();
-                throw_error(errc::disagreement, text, r);
-            }
+            if (shown(r).call != shown(0).call)
+                throw_error(errc::disagreement,
+                            concat("ulysses: fence: ranks must make the same calls in the same "
+                                   "order, with the same shapes: rank 0 is in ",
+                                   name(shown(0).call), ", rank ", r, " in ", name(shown(r).call)),
+                            r);
+    }
+
+    /// Shows `data` to the group; every rank throws alike when one of them failed, or when sizes or
+    /// arguments differ.
+    void publish(detail::collective call, std::span<std::byte> data, int argument = 0,
+                 fence_status const& status = {}) const {
+        auto& mine_now = next_offer(call);
+        mine_now.data = data;
+        mine_now.argument = argument;
+        mine_now.status.code = status.code;
+        if (status.code != errc::none) mine_now.status = status;
+        meet();
+        for (int r = 0; r < size_; ++r)
+            if (auto const& theirs = shown(r).status; theirs.code != errc::none)
+                throw_error(theirs.code, concat(theirs.text, " (rank ", r, ")"), r);
+        auto const& first = shown(0);
+        auto const differ = [&](std::string_view rule, auto const& of_first, int r,
+                                auto const& other) {
+            throw_error(errc::disagreement,
+                        concat("ulysses: ", name(call), ": ", rule, ": rank 0 passes ", of_first,
+                               ", rank ", r, " ", other),
+                        r);
+        };
+        for (int r = 1; r < size_; ++r) {
+            auto const& theirs = shown(r);
+            if (theirs.data.size() != first.data.size())
+                differ("every rank must pass as many bytes", first.data.size(), r,
+                       theirs.data.size());
+            if (theirs.argument != first.argument)
+                differ("every rank must pass the same root", first.argument, r, theirs.argument);
+        }
     }
 
     std::shared_ptr<detail::group_state> group_;

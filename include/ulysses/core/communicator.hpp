@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <span>
 #include <string_view>
 
@@ -69,6 +70,8 @@ void guarded(fence_status& status, Body&& body) {
     } catch (error const& e) {
         if (e.code() == errc::peer_failed || e.code() == errc::timed_out) throw;
         status.fail(e.code(), e.what());
+    } catch (std::bad_alloc const&) {
+        status.fail(errc::out_of_memory, "ulysses: memory: an allocation failed: std::bad_alloc");
     } catch (std::exception const& e) {
         status.fail(errc::functor_failed,
                     concat("ulysses: functor: an exception left it: ", e.what()));

@@ -88,21 +88,22 @@ bool may_overlap(tensor_view<A, LayoutA> const& a, tensor_view<B, LayoutB> const
 template <class T, class Layout>
 void check_operand(std::string_view call, std::string_view name, tensor_view<T, Layout> const& view,
                    extents4 const& expected, where at = where::here()) {
-    auto const operation = concat(call, ": ", name);
+    // Formed only for an error: a check that passes allocates nothing.
+    auto const operation = [&] { return concat(call, ": ", name); };
     if (view.extents != expected)
-        raise(errc::invalid_tensor, at, operation,
+        raise(errc::invalid_tensor, at, operation(),
               "extents [batch, tokens, heads, dim] must fit the step and shape", "got ",
               detail::text_of(view.extents), ", expected ", detail::text_of(expected));
     if (view.size() == 0) return;
     if (view.data == nullptr)
-        raise(errc::invalid_tensor, at, operation, "data must not be null", "extents ",
+        raise(errc::invalid_tensor, at, operation(), "data must not be null", "extents ",
               detail::text_of(view.extents));
     if (view.dim() > 1 && view.strides[3] != 1)
-        raise(errc::invalid_tensor, at, operation, "the dim axis must be contiguous", "stride ",
+        raise(errc::invalid_tensor, at, operation(), "the dim axis must be contiguous", "stride ",
               view.strides[3], ", expected 1");
     for (std::size_t axis = 0; axis < 3; ++axis)
         if (view.extents[axis] > 1 && view.strides[axis] < 0)
-            raise(errc::invalid_tensor, at, operation, "strides must not be negative", "strides ",
+            raise(errc::invalid_tensor, at, operation(), "strides must not be negative", "strides ",
                   detail::text_of(view.strides));
 }
 

@@ -199,7 +199,8 @@ tensor_view<element_of_t<X>, Layout> view_of_tokens(X const& x, std::string_view
                                                     where at = where::here()) {
     auto const raw = detail::raw(x);
     // Our own views always have four axes; a head axis of one is then the absent one.
-    auto const has_head_axis = raw.rank == 4 && raw.extents[2] == 1;
+    auto const head = raw.order == axes::bhsd ? std::size_t{1} : std::size_t{2};
+    auto const has_head_axis = raw.rank == 4 && raw.extents[head] == 1;
     if (raw.rank != 2 && raw.rank != 3 && !has_head_axis)
         raise(errc::invalid_tensor, at, name,
               "an operand of whole tokens has 2 or 3 axes, [B, S, C]", raw.rank, " axes");
@@ -207,10 +208,14 @@ tensor_view<element_of_t<X>, Layout> view_of_tokens(X const& x, std::string_view
     view.data = raw.data;
     auto const dim = raw.rank - 1;
     auto const token_first = raw.rank == 2 || raw.order == axes::sbhd;
-    auto const token = token_first ? std::size_t{0} : std::size_t{1};
-    view.extents = {raw.rank == 2 ? 1 : raw.extents[1 - token], raw.extents[token], 1,
+    auto const token_after_head = has_head_axis && head == 1;
+    auto const token = token_first        ? std::size_t{0}
+                       : token_after_head ? std::size_t{2}
+                                          : std::size_t{1};
+    auto const batch = token_first ? std::size_t{1} : std::size_t{0};
+    view.extents = {raw.rank == 2 ? 1 : raw.extents[batch], raw.extents[token], 1,
                     raw.extents[dim]};
-    view.strides = {raw.rank == 2 ? 0 : raw.strides[1 - token], raw.strides[token], 0,
+    view.strides = {raw.rank == 2 ? 0 : raw.strides[batch], raw.strides[token], 0,
                     raw.strides[dim]};
     return view;
 }

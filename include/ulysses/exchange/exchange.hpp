@@ -76,6 +76,7 @@ class exchange {
             copy.from_strides = byte_strides(local);
             copy.to = target(memory, place, block.peer) + block.row * place.pitch;
             copy.to_strides = byte_strides(block.row_strides, place);
+            copy.to_padding = place.pitch - place.row_bytes;
             list(copy, ranks_.rank(), block.peer);
         }
     }

@@ -9,9 +9,11 @@
 #include <ulysses/stage/to_heads.hpp>
 #include <ulysses/stage/to_tokens.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -44,6 +46,16 @@ class attention_pass {
         return workspace_.bytes() + lse_.bytes() + o_.bytes() + dk_.bytes() + dv_.bytes();
     }
 
+    /// Leaves a call that has failed on this rank before it began: with the same error on every
+    /// rank.
+    [[noreturn]] void refuse(fence_status status) {
+        if (exchanging()) {
+            status.call = ranks_.begin_call();
+            ranks_.fence(status);
+        }
+        throw_error(status.code, status.text, ranks_.rank());
+    }
+
     /// `prepare(operands)` fills in the local operands and may throw: its error leaves the call on
     /// every rank.
     template <class T, class Prepare>
@@ -54,18 +66,17 @@ class attention_pass {
         auto const places = forward_regions::of<T>(moves);
         auto const own_window = saved != nullptr && policy == keep::exchanged;
         moving_.begin(seen);
-        window inbox{}, outbox{};
-        if (exchanging()) {
-            inbox = own_window ? saved->inbox(ranks_, places.inbox_bytes)
-                               : ranks_.shared_window(arena::inbox, places.inbox_bytes);
-            outbox = own_window ? saved->outbox(ranks_, places.outbox_bytes)
-                                : ranks_.shared_window(arena::outbox, places.outbox_bytes);
-        }
         auto status = begin(moves, kind, dtype_of<T>);
-        local_operands<T, Layout> local;
-        attend_operands<T> operands;
+        // Before windows grow: what a filled context holds must survive a refused call.
         guarded(status, [&] {
             if (saved != nullptr) saved->expect_empty(at);
+        });
+        auto const memory =
+            open(status, own_window ? saved : nullptr, places.inbox_bytes, places.outbox_bytes);
+        auto const &inbox = memory.inbox, &outbox = memory.outbox;
+        local_operands<T, Layout> local;
+        attend_operands<T> operands;
+        guarded_on(status, [&] {
             prepare(local);
             workspace_.reserve(attend_workspace_bytes<T>(attention_, moves));
             auto& lse = saved != nullptr && policy != keep::nothing ? saved->lse : lse_;
@@ -115,20 +126,17 @@ class attention_pass {
         auto const places = backward_regions::of<T>(moves);
         auto const kept = forward_regions::of<T>(moves);
         moving_.begin(seen);
-        window inbox{}, outbox{}, kept_inbox{}, kept_outbox{};
-        if (exchanging()) {
-            if (policy == keep::exchanged) {
-                kept_inbox = saved.inbox(ranks_, kept.inbox_bytes);
-                kept_outbox = saved.outbox(ranks_, kept.outbox_bytes);
-            }
-            inbox = ranks_.shared_window(arena::inbox, places.inbox_bytes);
-            outbox = ranks_.shared_window(arena::outbox, places.outbox_bytes);
-        }
         auto status = begin(moves, kind, dtype_of<T>);
+        guarded(status, [&] { saved.expect_filled(moves.hash(), dtype_of<T>, whole, at); });
+        auto const memory = open(status, nullptr, places.inbox_bytes, places.outbox_bytes);
+        auto const &inbox = memory.inbox, &outbox = memory.outbox;
+        // A context filled by this plan holds its windows: nothing grows here.
+        auto const kept_windows = policy == keep::exchanged
+                                      ? open(status, &saved, kept.inbox_bytes, kept.outbox_bytes)
+                                      : windows{};
         local_operands<T, Layout> local;
         attend_operands<T> operands;
-        guarded(status, [&] {
-            saved.expect_filled(moves.hash(), dtype_of<T>, whole, at);
+        guarded_on(status, [&] {
             prepare(local);
             workspace_.reserve(attend_workspace_bytes<T>(attention_, moves));
             operands.lse = lse_operand<T>(policy == keep::nothing ? lse_ : saved.lse, moves);
@@ -152,8 +160,8 @@ class attention_pass {
                 auto* out = ranks_.address(outbox, me);
                 auto const& layer = moves.layer();
                 if (policy == keep::exchanged) {
-                    set_queries_keys_values(operands, ranks_.address(kept_inbox, me), kept, layer);
-                    operands.o = {ranks_.address(kept_outbox, me), kept.o, layer.value_dim};
+                    set_queries_keys_values(operands, ranks_.address(kept_windows.inbox, me), kept, layer);
+                    operands.o = {ranks_.address(kept_windows.outbox, me), kept.o, layer.value_dim};
                 } else {
                     set_queries_keys_values(operands, in, places, layer);
                     operands.o = {policy == keep::local ? in : out, places.o, layer.value_dim};
@@ -173,8 +181,8 @@ class attention_pass {
             seen.end(step_id::attend);
         });
         publish(status);
-        seen.begin(step_id::to_heads);
         if (exchanging()) {
+            seen.begin(step_id::to_heads);
             if constexpr (std::is_same_v<Layout, sequence_local>) {
                 to_heads_backward(moving_, moves, outbox, places, local.dq, local.dk, local.dv);
                 if (policy == keep::nothing && local.o.data != nullptr)
@@ -182,10 +190,10 @@ class attention_pass {
             }
             moving_.move(queue());
             moving_.template add<T, accumulator_t<T>>(queue());
+            seen.end(step_id::to_heads);
         } else {
             round_in_place(local);
         }
-        seen.end(step_id::to_heads);
         saved.discard();
     }
 
@@ -199,6 +207,35 @@ class attention_pass {
         status.plan = moves.hash() ^ (static_cast<std::uint64_t>(kind) << 8) ^
                       static_cast<std::uint64_t>(type);
         return status;
+    }
+
+    struct windows {
+        window inbox{}, outbox{};
+    };
+
+    /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
+    /// make sure that all are in the same call and none has failed.
+    windows open(fence_status const& status, context_type* saved, std::size_t inbox_bytes,
+                 std::size_t outbox_bytes) {
+        if (!exchanging()) return {};
+        auto const grows = saved != nullptr ? saved->grows(inbox_bytes, outbox_bytes)
+                                            : shared_inbox_bytes_ < inbox_bytes ||
+                                                  shared_outbox_bytes_ < outbox_bytes;
+        if (grows) ranks_.fence(status);
+        if (status.code != errc::none) return {};
+        if (saved != nullptr)
+            return {saved->inbox(ranks_, inbox_bytes), saved->outbox(ranks_, outbox_bytes)};
+        windows shared{ranks_.shared_window(arena::inbox, inbox_bytes),
+                       ranks_.shared_window(arena::outbox, outbox_bytes)};
+        shared_inbox_bytes_ = std::max(shared_inbox_bytes_, inbox_bytes);
+        shared_outbox_bytes_ = std::max(shared_outbox_bytes_, outbox_bytes);
+        return shared;
+    }
+
+    /// `guarded`, unless the call has failed already.
+    template <class Body>
+    static void guarded_on(fence_status& status, Body const& body) {
+        if (status.code == errc::none) guarded(status, body);
     }
 
     void publish(fence_status const& status) {
@@ -336,6 +373,7 @@ class attention_pass {
     [[no_unique_address]] Attention attention_;
     exchange<Comm, Observer> moving_;
     buffer<space_type> workspace_, lse_, o_, dk_, dv_;
+    std::size_t shared_inbox_bytes_ = 0, shared_outbox_bytes_ = 0;  ///< that the ranks agreed on
 };
 
 }  // namespace ulysses::inline v0

@@ -35,8 +35,13 @@ class context {
     }
 
     /// Log-sum-exp of the rows of work item `i` of this rank, [B, rows, heads, 1], while filled.
+    /// *Throws* `invalid_call` when nothing is kept (keep::nothing).
     template <class T>
-    head_view<accumulator_t<T> const> log_sum_exp(plan const& moves, std::size_t i) const {
+    head_view<accumulator_t<T> const> log_sum_exp(plan const& moves, std::size_t i,
+                                                  where at = where::here()) const {
+        if (!filled_ || lse.data() == nullptr)
+            raise(errc::invalid_call, at, "context", "log_sum_exp needs a context that kept it",
+                  filled_ ? "the layer has keep::nothing" : "the context is empty");
         return head_operand<accumulator_t<T> const>(lse.data(), lse_region<T>(), 1)
             .queries(moves, moves.items()[i]);
     }
@@ -82,6 +87,10 @@ class context {
         whole_ = whole;
     }
 
+    /// True when the windows must grow, which is collective, before they hold so many bytes.
+    bool grows(std::size_t inbox_bytes, std::size_t outbox_bytes) const {
+        return !inbox_ || !outbox_ || inbox_bytes_ < inbox_bytes || outbox_bytes_ < outbox_bytes;
+    }
     typename Comm::window_type const& inbox(Comm const& ranks, std::size_t bytes) {
         return grown(inbox_, inbox_bytes_, ranks, bytes);
     }
@@ -100,6 +109,7 @@ class context {
                                                    Comm const& ranks, std::size_t bytes) {
         if (!memory || have < bytes) {
             memory.reset();
+            have = 0;
             memory = ranks.make_window(bytes);
             have = bytes;
         }

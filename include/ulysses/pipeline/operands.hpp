@@ -83,8 +83,11 @@ void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO cons
     apart("dq", local.dq, "dk", local.dk);
     apart("dq", local.dq, "dv", local.dv);
     apart("dk", local.dk, "dv", local.dv);
-    for (auto const& [name, input] :
-         {std::pair{std::string_view("q"), local.q}, {"k", local.k}, {"v", local.v}}) {
+    tensor_view<T const, Layout> const kept_o = local.o;
+    for (auto const& [name, input] : {std::pair{std::string_view("q"), local.q},
+                                      {"k", local.k},
+                                      {"v", local.v},
+                                      {"o", kept_o}}) {
         apart("dq", local.dq, name, input);
         apart("dk", local.dk, name, input);
         apart("dv", local.dv, name, input);

@@ -44,9 +44,18 @@ class sequence {
         return step;
     }
 
-    /// As `agree`, into this value; allocates only when it outgrows the largest step seen.
+    /// As `agree`, into this value; allocates only when it outgrows the largest step seen. When it
+    /// throws, this value is left empty.
     template <gathers Comm>
     void renew(Comm const& ranks, sequence_options const& mine, where at = where::here()) {
+        // Orders that were not checked must not reach a plan.
+        struct emptied_unless_finished {
+            sequence& step;
+            ~emptied_unless_finished() {
+                if (step.hash_ == 0) step.clear();
+            }
+        } const guard{*this};
+        hash_ = 0;
         auto const size = static_cast<std::size_t>(ranks.size());
         shares_.resize(size);
         auto const own = share_of(mine);
@@ -83,7 +92,7 @@ class sequence {
         std::int64_t begin = 0;
         for (int r = 0; r < ranks; ++r) {
             token_run const run{begin, tokens / ranks + (r < tokens % ranks ? 1 : 0)};
-            step.queries_.add_rank({&run, 1});
+            step.queries_.add_rank({&run, 1}, at);
             begin += run.count;
         }
         step.finish(at);
@@ -98,8 +107,8 @@ class sequence {
         sequence step;
         step.batch_ = batch;
         step.cross_ = !keys.empty();
-        for (auto const& runs : queries) step.queries_.add_rank(runs);
-        for (auto const& runs : keys) step.keys_.add_rank(runs);
+        for (auto const& runs : queries) step.queries_.add_rank(runs, at);
+        for (auto const& runs : keys) step.keys_.add_rank(runs, at);
         step.finish(at);
         return step;
     }
@@ -110,7 +119,7 @@ class sequence {
     token_orders const& keys() const { return cross_ ? keys_ : queries_; }
     bool cross() const { return cross_; }
 
-    /// Changes whenever anything above does.
+    /// Changes whenever anything above does; 0 of a sequence that nobody agreed on.
     std::uint64_t hash() const { return hash_; }
 
    private:
@@ -149,6 +158,10 @@ class sequence {
             if (theirs.tokens[0] < 0 || std::max(theirs.tokens[0], theirs.tokens[1]) >= token_limit)
                 raise(errc::invalid_sequence, at, "sequence", "a rank holds 0 .. 2^31 - 1 tokens",
                       "rank ", r, " has ", theirs.tokens[0], ", keys ", theirs.tokens[1]);
+            if (theirs.tokens[1] < 0 && theirs.runs[1] > 0)
+                raise(errc::invalid_sequence, at, "sequence", "an order of keys needs their count",
+                      "rank ", r, " has key_order of ", theirs.runs[1], " runs, keys ",
+                      theirs.tokens[1]);
         }
     }
 
@@ -162,14 +175,14 @@ class sequence {
             auto const& theirs = shares_[r];
             if (!given) {
                 token_run const run{begin, theirs.tokens[side]};
-                orders.add_rank({&run, 1});
+                orders.add_rank({&run, 1}, at);
                 begin += run.count;
                 continue;
             }
             auto const* runs = most_runs > inline_runs
                                    ? gathered_.data() + (2 * r + side) * most_runs
                                    : theirs.order[side].data();
-            orders.add_rank({runs, theirs.runs[side]});
+            orders.add_rank({runs, theirs.runs[side]}, at);
             if (orders.count(static_cast<int>(r)) != theirs.tokens[side])
                 raise(errc::invalid_sequence, at, "sequence",
                       "an order must list the rank's tokens", "rank ", r, " has ",
@@ -181,8 +194,6 @@ class sequence {
     void finish(where at) {
         if (batch_ < 1)
             raise(errc::invalid_sequence, at, "sequence", "batch must be at least 1", batch_);
-        queries_.check("sequence", at);
-        if (cross_) keys_.check("sequence: keys", at);
         if (cross_ && keys_.ranks() != queries_.ranks())
             raise(errc::invalid_sequence, at, "sequence",
                   "queries and keys must name as many ranks", queries_.ranks(), " and ",
@@ -191,10 +202,20 @@ class sequence {
             std::max(queries_.total(), keys().total()) >= token_limit)
             raise(errc::invalid_sequence, at, "sequence", "a sequence has 1 .. 2^31 - 1 tokens",
                   queries_.total(), " queries, ", keys().total(), " keys");
+        queries_.check("sequence", at);
+        if (cross_) keys_.check("sequence: keys", at);
         hash_ = 14695981039346656037u;  // FNV-1a over 64-bit words, folded
         mix(static_cast<std::uint64_t>(batch_));
         mix_orders(queries_);
         if (cross_) mix_orders(keys_);
+    }
+
+    void clear() {
+        batch_ = 0;
+        cross_ = false;
+        queries_.clear();
+        keys_.clear();
+        hash_ = 0;
     }
 
     void mix(std::uint64_t word) {

@@ -52,14 +52,14 @@ class token_orders {
 
     /// Adds the next rank's runs; empty runs are dropped, neighbours that continue each other
     /// joined.
-    void add_rank(std::span<token_run const> runs) {
+    void add_rank(std::span<token_run const> runs, where at = {}) {
         auto const first = runs_.size();
         std::int64_t count = 0;
         for (auto const& run : runs) {
             if (run.count == 0) continue;
             if (run.count < 0 || run.count >= token_limit || run.begin < 0 ||
                 run.begin >= token_limit || run.stride < 1 || run.stride >= token_limit)
-                raise(errc::invalid_sequence, {}, "sequence",
+                raise(errc::invalid_sequence, at, "sequence",
                       "a run has begin and count in 0 .. 2^31 - 1 and a stride of at least 1",
                       "rank ", ranks(), " has {begin ", run.begin, ", count ", run.count,
                       ", stride ", run.stride, "}");

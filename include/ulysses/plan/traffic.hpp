@@ -33,10 +33,11 @@ inline traffic forward_traffic(plan const& moves, std::size_t element_bytes) {
             static_cast<std::size_t>(received) * element_bytes};
 }
 
-/// Backward with keep::exchanged: dO out; dq, dk and dv back to others. dk and dv count
-/// `accumulator_bytes` each.
+/// Backward: dO out; dq, dk and dv back to others, dk and dv in elements of `accumulator_bytes`. What
+/// the context did not keep moves again: q, k, v and o out under keep::local; q, k and v out under
+/// keep::nothing, and o back when `six_steps` need it.
 inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
-                                std::size_t accumulator_bytes) {
+                                std::size_t accumulator_bytes, bool six_steps = true) {
     auto const& layer = moves.layer();
     std::int64_t sent = 0, received = 0, sent_keys = 0, received_keys = 0;
     for (int peer = 0; peer < moves.ranks(); ++peer) {
@@ -47,6 +48,16 @@ inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
         received += rows.queries_from * layer.value_dim + rows.queries_to * layer.head_dim;
         sent_keys += rows.keys_from * both;
         received_keys += rows.keys_to * both;
+        if (layer.keep == keep::exchanged) continue;
+        sent += rows.queries_to * layer.head_dim + rows.keys_to * both;
+        received += rows.queries_from * layer.head_dim + rows.keys_from * both;
+        if (layer.keep == keep::local) {
+            sent += rows.queries_to * layer.value_dim;
+            received += rows.queries_from * layer.value_dim;
+        } else if (six_steps) {
+            sent += rows.queries_from * layer.value_dim;
+            received += rows.queries_to * layer.value_dim;
+        }
     }
     return {static_cast<std::size_t>(sent) * element_bytes +
                 static_cast<std::size_t>(sent_keys) * accumulator_bytes,

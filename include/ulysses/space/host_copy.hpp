@@ -79,8 +79,8 @@ inline void streamed_fence() {
 #endif
 }
 
-/// The row's whole lines are streamed; what shares a line with a neighbour is stored plainly. A last
-/// line of which the rest is `padding` counts as whole and is filled with zeros.
+/// The row's whole lines are streamed; what shares a line with a neighbour is stored plainly. A
+/// last line of which the rest is `padding` counts as whole and is filled with zeros.
 inline void stream_row(std::byte* to, std::byte const* from, std::size_t bytes,
                        std::size_t padding = 0) {
     auto const offset = reinterpret_cast<std::uintptr_t>(to) % line_bytes;
@@ -123,10 +123,11 @@ struct tile_copy {
     bool from_contiguous() const { return from_inner == static_cast<std::int64_t>(row_bytes); }
 };
 
+inline constexpr std::size_t stage_bytes = 4096;
+
 /// Gathers short rows into whole lines before they are streamed: a row that ends inside a line
 /// would otherwise cost a read of that line from memory.
 inline void copy_staged(tile_copy const& tile) {
-    constexpr std::size_t stage_bytes = 4096;
     alignas(line_bytes) std::byte stage[stage_bytes];
     auto const rows_at_once = static_cast<std::int64_t>(stage_bytes / tile.row_bytes);
     for (std::int64_t i = 0; i < tile.outer; ++i) {
@@ -151,7 +152,7 @@ void copy_tile(tile_copy tile) {
             tile.row_bytes *= static_cast<std::size_t>(tile.inner);
             tile.inner = 1;
         } else if (Store == store::streamed && has_streamed_stores &&
-                   tile.row_bytes % line_bytes != 0 && tile.row_bytes <= 2048) {
+                   tile.row_bytes % line_bytes != 0 && tile.row_bytes <= stage_bytes / 2) {
             return copy_staged(tile);
         }
     }
@@ -174,7 +175,7 @@ inline tile_copy tile_of(block_copy const& block, std::int64_t sample, std::int6
     auto const heads = block.extents[2];
     auto const bytes = static_cast<std::size_t>(block.row_bytes);
     auto const padding = static_cast<std::size_t>(block.to_padding);
-    if (heads == 1 || to_token < to_head)
+    if (heads == 1 || (count > 1 && to_token < to_head))
         return {to, from, heads, to_head, from_head, count, to_token, from_token, bytes, padding};
     return {to, from, count, to_token, from_token, heads, to_head, from_head, bytes, padding};
 }
@@ -203,7 +204,8 @@ void copy_blocks(std::span<block_copy const> blocks, std::int64_t tile_tokens) {
 /// Exchanges of more bytes than this, over all ranks, are streamed.
 ///
 /// *Unit* bytes. A quarter of the last-level cache, of which one process is taken to hold no more
-/// than 32 MiB however large the cache that several share.
+/// than 32 MiB however large the cache that several share. Below it, what was stored through the
+/// caches is still there for its reader; above it, a plain store reads each line before it writes.
 inline std::size_t streamed_from_bytes() {
     static std::size_t const bytes = [] {
         constexpr long most = 32l << 20;
@@ -217,6 +219,7 @@ inline std::size_t streamed_from_bytes() {
     return bytes;
 }
 
+/// Long enough for runs of rows in a window, short enough for the tokens' own lines and pages.
 inline constexpr std::int64_t copy_tile_tokens = 32;
 
 inline void copy_blocks(std::span<block_copy const> blocks, store way) {

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "harness.hpp"
+
+namespace pipeline_test {
+
+PIPELINE_TEST_COMPUTE(builtin_attention, float)
+PIPELINE_TEST_COMPUTE(builtin_attention, double)
+PIPELINE_TEST_COMPUTE(ulysses::reference_attention, double)
+
+double largest_key_weight(problem<double> const& p) {
+    auto const scale = ulysses::softmax_scale(p.layer);
+    auto const causal = p.layer.mask == ulysses::mask::causal;
+    double largest = 0;
+    std::vector<double> weight, row;
+    for (int64_t b = 0; b < p.batch; ++b)
+        for (int64_t g = 0; g < p.layer.kv_heads; ++g) {
+            auto const group = p.layer.heads / p.layer.kv_heads;
+            weight.assign(static_cast<std::size_t>(p.keys), 0);
+            for (auto h = g * group; h < (g + 1) * group; ++h)
+                for (int64_t i = 0; i < p.tokens; ++i) {
+                    auto const seen = causal ? i + 1 : p.keys;
+                    double sum = 0;
+                    row.clear();
+                    for (int64_t j = 0; j < seen; ++j) {
+                        double s = 0;
+                        for (int64_t d = 0; d < p.layer.head_dim; ++d)
+                            s += p.q(b, i, h, d) * p.k(b, j, g, d);
+                        row.push_back(std::exp(scale * s));
+                        sum += row.back();
+                    }
+                    for (std::size_t j = 0; j < row.size(); ++j) weight[j] += row[j] / sum;
+                }
+            for (auto const w : weight) largest = std::max(largest, w);
+        }
+    return largest;
+}
+
+}  // namespace pipeline_test
