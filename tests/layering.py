@@ -16,6 +16,7 @@ LAYERS = [  # from the top; those of one line are siblings that never include ea
     ["adapters"],
     ["train"],
     ["pipeline.hpp"],
+    ["pipeline"],
     ["stage"],
     ["exchange"],
     ["comm", "attention", "gemm", "projection", "space"],

@@ -47,9 +47,7 @@ class pipeline {
     static_assert(reaches_memory<Comm> || explain_reach<Comm>());
     static_assert(std::is_same_v<Layout, sequence_local> || std::is_same_v<Layout, head_local>,
                   "ulysses: a pipeline's operands are sequence_local or head_local.");
-    static_assert(attention_for<Attention, float> || attention_for<Attention, double> ||
-                  attention_for<Attention, half> || attention_for<Attention, bf16> ||
-                  explain_attention<Attention, float>());
+    static_assert(attends_some_element<Attention>());
     static_assert(same_space<typename Comm::space_type, typename Attention::space_type>());
     static_assert(same_space<typename Comm::space_type, typename Projection::space_type>());
     static_assert(observer<Observer>,
@@ -131,7 +129,7 @@ class pipeline {
                           "keep::local and keep::nothing need q, k, v and o again",
                           "they were not given");
                 take_gradients(local, moves, dout, dq, dk, dv, at);
-                if (!pass_.exchanging()) {
+                if (!pass_.exchanging(plan_)) {
                     local.q = packed<T>(saved.q, query_extents<Layout>(moves, layer_.head_dim));
                     local.k = packed<T>(saved.k, key_extents<Layout>(moves, layer_.head_dim));
                     local.v = packed<T>(saved.v, key_extents<Layout>(moves, layer_.value_dim));
@@ -226,7 +224,7 @@ class pipeline {
                 o = packed<T>(layer_.keep == keep::nothing ? scratch_.o : saved.o,
                               query_extents<Layout>(moves, layer_.value_dim));
                 local.o = o;
-                if (layer_.keep != keep::exchanged || !pass_.exchanging()) {
+                if (layer_.keep != keep::exchanged || !pass_.exchanging(plan_)) {
                     auto const q = packed<T>(*memory.q, query);
                     auto const k = packed<T>(*memory.k, key);
                     auto const v =
@@ -273,7 +271,7 @@ class pipeline {
 
     /// Text: shape, items, bytes and the way each step takes, for elements of `type`.
     std::string describe(sequence const& step, dtype type = dtype::f32) {
-        return ulysses::describe(planned(step), Layout::name, type, pass_.exchanging());
+        return ulysses::describe(planned(step), Layout::name, type, pass_.exchanging(plan_));
     }
 
     /// Bytes of scratch memory this pipeline holds on this rank, shared windows and contexts not
@@ -299,7 +297,7 @@ class pipeline {
     };
     local_memory six_step_memory(context_type* saved) {
         auto const kept = saved != nullptr && layer_.keep != keep::nothing;
-        auto const kept_local = kept && (layer_.keep == keep::local || !pass_.exchanging());
+        auto const kept_local = kept && (layer_.keep == keep::local || !pass_.exchanging(plan_));
         auto& qkv_q = kept_local ? saved->q : scratch_.q;
         auto& qkv_k = kept_local ? saved->k : scratch_.k;
         auto& qkv_v = kept_local ? saved->v : scratch_.v;

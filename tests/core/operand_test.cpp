@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/number.hpp>
 #include <ulysses/core/operand.hpp>
 
 #include <doctest/doctest.h>

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "harness.hpp"
+#include "six_steps.hpp"
 
 namespace pipeline_test {
 
 PIPELINE_TEST_COMPUTE(builtin_attention, float)
 PIPELINE_TEST_COMPUTE(builtin_attention, double)
 PIPELINE_TEST_COMPUTE(ulysses::reference_attention, double)
+
+template six_results<double>
+six_steps<double, ulysses::reference_attention, ulysses::no_epilogue>(
+    six_problem<double> const&, orders const&, bool, ulysses::reference_attention const&,
+    ulysses::no_epilogue const&);
 
 double largest_key_weight(problem<double> const& p) {
     auto const scale = ulysses::softmax_scale(p.layer);

@@ -104,6 +104,17 @@ consteval bool explain_attention() {
     return false;
 }
 
+/// True when the functor takes one of the element types; else explains with float. (Not an `||` with an
+/// explanation of float: g++ evaluates a consteval call that is never reached.)
+template <class A>
+consteval bool attends_some_element() {
+    if constexpr (attention_for<A, float> || attention_for<A, double> || attention_for<A, half> ||
+                  attention_for<A, bf16>)
+        return true;
+    else
+        return explain_attention<A, float>();
+}
+
 template <class A, class T>
 consteval bool explain_differentiable_attention() {
     if constexpr (!attention_for<A, T>) return explain_attention<A, T>();

@@ -38,8 +38,12 @@ class attention_pass {
     Comm const& ranks() const { return ranks_; }
     Attention const& attention() const { return attention_; }
 
-    /// True when steps 3 and 5 move anything: more than one rank, and operands local to tokens.
-    bool exchanging() const { return std::is_same_v<Layout, sequence_local> && ranks_.size() > 1; }
+    /// True when steps 3 and 5 move anything: operands local to tokens, over more than one rank or not
+    /// in global order.
+    bool exchanging(plan const& moves) const {
+        return std::is_same_v<Layout, sequence_local> &&
+            (ranks_.size() > 1 || !moves.holds_all_in_order());
+    }
 
     /// Bytes of scratch memory held on this rank, shared windows not counted.
     std::size_t scratch_bytes() const {
@@ -49,7 +53,7 @@ class attention_pass {
     /// Leaves a call that has failed on this rank before it began: with the same error on every
     /// rank.
     [[noreturn]] void refuse(fence_status status) {
-        if (exchanging()) {
+        if (std::is_same_v<Layout, sequence_local> && ranks_.size() > 1) {
             status.call = ranks_.begin_call();
             ranks_.fence(status);
         }
@@ -72,7 +76,7 @@ class attention_pass {
             if (saved != nullptr) saved->expect_empty(at);
         });
         auto const memory =
-            open(status, own_window ? saved : nullptr, places.inbox_bytes, places.outbox_bytes);
+            open(moves, status, own_window ? saved : nullptr, places.inbox_bytes, places.outbox_bytes);
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         local_operands<T, Layout> local;
         attend_operands<T> operands;
@@ -81,15 +85,15 @@ class attention_pass {
             workspace_.reserve(attend_workspace_bytes<T>(attention_, moves));
             auto& lse = saved != nullptr && policy != keep::nothing ? saved->lse : lse_;
             operands.lse = lse_operand<T>(lse, moves);
-            if (!exchanging()) return;
+            if (!exchanging(moves)) return;
             seen.begin(step_id::to_heads);
             if constexpr (std::is_same_v<Layout, sequence_local>)
                 to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
             moving_.move(queue());
         });
-        publish(status);
+        publish(moves, status);
         guarded(status, [&] {
-            if (exchanging()) {
+            if (exchanging(moves)) {
                 seen.end(step_id::to_heads);
                 auto* in = ranks_.address(inbox, ranks_.rank());
                 set_queries_keys_values(operands, in, places, moves.layer());
@@ -103,10 +107,10 @@ class attention_pass {
             ulysses::attend(attention_, moves, operands, workspace());
             seen.end(step_id::attend);
             // What is kept must not depend on the caller's tensors.
-            if (!exchanging() && own_window && !whole) keep_copies<T>(*saved, local);
+            if (!exchanging(moves) && own_window && !whole) keep_copies<T>(*saved, local);
         });
-        publish(status);
-        if (exchanging()) {
+        publish(moves, status);
+        if (exchanging(moves)) {
             seen.begin(step_id::to_tokens);
             if constexpr (std::is_same_v<Layout, sequence_local>)
                 to_tokens(moving_, moves, outbox, places.o, local.o);
@@ -128,11 +132,11 @@ class attention_pass {
         moving_.begin(seen);
         auto status = begin(moves, kind, dtype_of<T>);
         guarded(status, [&] { saved.expect_filled(moves.hash(), dtype_of<T>, whole, at); });
-        auto const memory = open(status, nullptr, places.inbox_bytes, places.outbox_bytes);
+        auto const memory = open(moves, status, nullptr, places.inbox_bytes, places.outbox_bytes);
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         // A context filled by this plan holds its windows: nothing grows here.
         auto const kept_windows = policy == keep::exchanged
-                                      ? open(status, &saved, kept.inbox_bytes, kept.outbox_bytes)
+                                      ? open(moves, status, &saved, kept.inbox_bytes, kept.outbox_bytes)
                                       : windows{};
         local_operands<T, Layout> local;
         attend_operands<T> operands;
@@ -140,7 +144,7 @@ class attention_pass {
             prepare(local);
             workspace_.reserve(attend_workspace_bytes<T>(attention_, moves));
             operands.lse = lse_operand<T>(policy == keep::nothing ? lse_ : saved.lse, moves);
-            if (!exchanging()) return;
+            if (!exchanging(moves)) return;
             seen.begin(step_id::to_tokens);
             if constexpr (std::is_same_v<Layout, sequence_local>) {
                 to_tokens_backward(moving_, moves, inbox, places.dout, local.dout);
@@ -151,9 +155,9 @@ class attention_pass {
             }
             moving_.move(queue());
         });
-        publish(status);
+        publish(moves, status);
         guarded(status, [&] {
-            if (exchanging()) {
+            if (exchanging(moves)) {
                 seen.end(step_id::to_tokens);
                 auto const me = ranks_.rank();
                 auto* in = ranks_.address(inbox, me);
@@ -180,8 +184,8 @@ class attention_pass {
             ulysses::attend_backward(attention_, moves, operands, workspace());
             seen.end(step_id::attend);
         });
-        publish(status);
-        if (exchanging()) {
+        publish(moves, status);
+        if (exchanging(moves)) {
             seen.begin(step_id::to_heads);
             if constexpr (std::is_same_v<Layout, sequence_local>) {
                 to_heads_backward(moving_, moves, outbox, places, local.dq, local.dk, local.dv);
@@ -203,7 +207,7 @@ class attention_pass {
 
     fence_status begin(plan const& moves, pass_kind kind, dtype type) {
         fence_status status;
-        if (exchanging()) status.call = ranks_.begin_call();
+        if (exchanging(moves)) status.call = ranks_.begin_call();
         status.plan = moves.hash() ^ (static_cast<std::uint64_t>(kind) << 8) ^
                       static_cast<std::uint64_t>(type);
         return status;
@@ -215,9 +219,9 @@ class attention_pass {
 
     /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
     /// make sure that all are in the same call and none has failed.
-    windows open(fence_status const& status, context_type* saved, std::size_t inbox_bytes,
+    windows open(plan const& moves, fence_status const& status, context_type* saved, std::size_t inbox_bytes,
                  std::size_t outbox_bytes) {
-        if (!exchanging()) return {};
+        if (!exchanging(moves)) return {};
         auto const grows = saved != nullptr ? saved->grows(inbox_bytes, outbox_bytes)
                                             : shared_inbox_bytes_ < inbox_bytes ||
                                                   shared_outbox_bytes_ < outbox_bytes;
@@ -238,8 +242,8 @@ class attention_pass {
         if (status.code == errc::none) guarded(status, body);
     }
 
-    void publish(fence_status const& status) {
-        if (exchanging())
+    void publish(plan const& moves, fence_status const& status) {
+        if (exchanging(moves))
             moving_.publish(status);
         else if (status.code != errc::none)
             throw_error(status.code, status.text, ranks_.rank());

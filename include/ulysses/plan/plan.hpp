@@ -85,6 +85,7 @@ class plan {
         keys_ = step.keys().total();
         own_queries_ = step.queries().count(rank);
         own_keys_ = step.keys().count(rank);
+        holds_all_in_order_ = in_order(step.queries()) && in_order(step.keys());
         hash_ = combined_hash(step);
         deal(line(layer, queries_, keys_, ranks, row_multiple));
         list_blocks(step);
@@ -101,6 +102,8 @@ class plan {
     /// Local tokens of this rank.
     std::int64_t own_queries() const { return own_queries_; }
     std::int64_t own_keys() const { return own_keys_; }
+    /// True when this rank's local tokens are the whole sequence in global order.
+    bool holds_all_in_order() const { return holds_all_in_order_; }
     std::uint64_t hash() const { return hash_; }
 
     work_items const& items(int rank) const {
@@ -170,6 +173,12 @@ class plan {
             return end;
         }
     };
+
+    bool in_order(token_orders const& orders) const {
+        auto const runs = orders.runs(rank_);
+        return runs.size() == 1 && runs[0].count == orders.total() &&
+            (runs[0].stride == 1 || runs[0].count == 1);
+    }
 
     std::uint64_t combined_hash(sequence const& step) const {
         auto hash = step.hash();
@@ -371,6 +380,7 @@ class plan {
     int ranks_ = 0, rank_ = 0;
     std::int64_t row_multiple_ = 1;
     std::int64_t batch_ = 0, queries_ = 0, keys_ = 0, own_queries_ = 0, own_keys_ = 0;
+    bool holds_all_in_order_ = false;
     std::uint64_t hash_ = 0;
     std::vector<rank_share> shares_;
     std::vector<planned_item> items_;

@@ -67,7 +67,8 @@ inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
 
 /// The closed form of the elements that all ranks together send in one forward pass when every head
 /// weighs alike and no mask spares a key: (P - 1) / P * S * B * (Hq (D + Dv) + (Hkv + P - gcd(Hkv,
-/// P)) (D + Dv)), with equal shares of S. *Source*: counting, as in docs/shapes.md.
+/// P)) (D + Dv)), with equal shares of S. Exact when ranks divide heads; of a cut head's query rows more
+/// or fewer than 1 / P may be at home. *Source*: counting, as in docs/shapes.md.
 inline std::int64_t closed_form_elements(shape const& layer, std::int64_t batch,
                                          std::int64_t tokens, int ranks) {
     auto const copies =

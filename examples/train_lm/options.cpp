@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "options.hpp"
+
+#include <ulysses/core/shape.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <limits>
+
+namespace lm {
+
+namespace {
+
+constexpr auto what_it_does =
+    "Trains a small language model on a text, once for each rank count, with the same weights and\n"
+    "batches: each sequence is spread over the ranks, which are threads of this process. Prints the\n"
+    "losses side by side, speed, memory, exchanged bytes, and a text that the model writes.\n"
+    "\n"
+    "Exit status: 0 the model has learnt and rank counts agree, 1 it has not or they do not,\n"
+    "2 bad input.\n";
+
+/// Rules between the options. *Throws* `bad_input`.
+void check(options const& given) {
+    auto const& shape = given.model;
+    if (shape.width % shape.heads != 0 || shape.head_dim() % 2 != 0)
+        throw bad_input("--width must be an even multiple of --heads: width " +
+                        std::to_string(shape.width) + ", heads " + std::to_string(shape.heads));
+    if (shape.heads % shape.kv_heads != 0)
+        throw bad_input("--kv-heads must divide --heads: heads " + std::to_string(shape.heads) +
+                        ", kv-heads " + std::to_string(shape.kv_heads));
+}
+
+}  // namespace
+
+std::optional<options> parse(int argc, char** argv) {
+    options given;
+    CLI::App app(what_it_does, "train_lm");
+    CLI::Range const count(1, 1 << 20);
+    app.add_option("TEXT_FILE", given.text_file, "the text to learn, UTF-8; its last 5 % are held out")
+        ->required();
+    app.add_option("--ranks", given.ranks, "rank counts to train with, one after the other")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    app.add_option("--heads", given.model.heads, "query heads; any number on any number of ranks")
+        ->check(count)
+        ->capture_default_str();
+    app.add_option("--kv-heads", given.model.kv_heads, "key-value heads; divides --heads")
+        ->check(count)
+        ->capture_default_str();
+    app.add_option("--layers", given.model.layers, "decoder layers")
+        ->check(count)
+        ->capture_default_str();
+    app.add_option("--width", given.model.width, "model width, an even multiple of --heads")
+        ->check(count)
+        ->capture_default_str();
+    app.add_option("--tokens", given.tokens, "tokens (bytes) of a sequence")
+        ->check(count)
+        ->capture_default_str();
+    app.add_option("--batch", given.batch, "sequences of a step")
+        ->check(count)
+        ->capture_default_str();
+    app.add_option("--steps", given.steps, "training steps")->check(count)->capture_default_str();
+    app.add_option("--dtype", given.dtype, "element type: float or double")
+        ->check(CLI::IsMember({"float", "double"}))
+        ->capture_default_str();
+    app.add_option("--attention", given.attention,
+                   "blocked, or reference (by the formula, slow)")
+        ->check(CLI::IsMember({"blocked", "reference"}))
+        ->capture_default_str();
+    app.add_option("--seed", given.seed, "of weights, batches and the sample")
+        ->capture_default_str();
+    app.add_option("--learning-rate", given.learning_rate, "its largest value")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    app.add_option("--sample", given.sample, "bytes that the model writes at the end")
+        ->check(CLI::Range(0, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--tolerance", given.tolerance,
+                   "fail when a loss differs by more from the first rank count's")
+        ->check(CLI::Range(0.0, std::numeric_limits<double>::max()));
+    try {
+        app.parse(argc, argv);
+        check(given);
+    } catch (CLI::CallForHelp const&) {
+        std::fputs(app.help().c_str(), stdout);
+        return {};
+    } catch (CLI::ParseError const& e) {
+        throw bad_input(e.what());
+    }
+    return given;
+}
+
+}  // namespace lm

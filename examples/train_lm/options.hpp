@@ -1,0 +1,38 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include "weights.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace lm {
+
+/// What the user gave cannot be run; the text says why, with the values.
+struct bad_input : std::runtime_error {
+    using runtime_error::runtime_error;
+};
+
+struct options {
+    std::string text_file;
+    std::vector<int> ranks{1, 4};
+    model_shape model{.layers = 3, .width = 192, .heads = 6, .kv_heads = 2};
+    std::int64_t tokens = 1024;
+    std::int64_t batch = 1;
+    std::int64_t steps = 300;
+    std::string dtype = "float";
+    std::string attention = "blocked";
+    std::uint64_t seed = 1;
+    double learning_rate = 3e-3;
+    std::int64_t sample = 320;
+    std::optional<double> tolerance;
+};
+
+/// *Returns* nothing when the user only asked for help, which is then printed.
+/// *Throws* `bad_input`.
+std::optional<options> parse(int argc, char** argv);
+
+}  // namespace lm

@@ -1,0 +1,692 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/comm/threads.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+// A sanitizer ends the program where memory cannot be had.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define CAN_RUN_OUT 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define CAN_RUN_OUT 0
+#endif
+#endif
+#if !defined(CAN_RUN_OUT)
+#define CAN_RUN_OUT 1
+#endif
+
+namespace uly = ulysses;
+using group = uly::threads::communicator;
+using uly::errc;
+using uly::fence_status;
+using uly::reduction;
+using uly::threads::run;
+
+namespace {
+
+constexpr int group_sizes[] = {1, 2, 3, 4, 8};
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+/// Ends a rank's test; `run` passes the text on.
+void require(bool right, std::string const& text) {
+    if (!right) throw std::runtime_error(text);
+}
+
+bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+/// What one rank saw of an error.
+struct report {
+    errc code = errc::none;
+    int rank = -2;
+    std::string text = "nothing was thrown";
+};
+
+template <class Body>
+report report_of(Body const& body) {
+    try {
+        body();
+    } catch (uly::error const& e) {
+        return {e.code(), e.rank(), e.what()};
+    }
+    return {};
+}
+
+/// Runs `body` on every rank, which must all throw alike, and then checks that the group still works.
+template <class Body>
+report same_error(int ranks, Body const& body) {
+    std::vector<report> reports(at(ranks));
+    run(ranks, [&](group g) {
+        reports[at(g.rank())] = report_of([&] { body(g); });
+        g.fence({});
+        std::int64_t one = 1;
+        g.all_reduce(std::span(&one, 1), reduction::sum);
+        require(one == g.size(), "the group does not work after an error");
+    });
+    for (auto const& each : reports) {
+        CHECK(each.code == reports[0].code);
+        CHECK(each.rank == reports[0].rank);
+        CHECK(each.text == reports[0].text);
+    }
+    return reports[0];
+}
+
+/// Nothing, a yield or a short sleep: ranks meet in any order.
+class delays {
+   public:
+    delays(std::uint64_t seed, int rank) : random_(seed * 1000 + static_cast<std::uint64_t>(rank)) {}
+    void wait() {
+        auto const drawn = random_() % 16;
+        if (drawn == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
+        if (drawn < 4) std::this_thread::yield();
+    }
+
+   private:
+    std::mt19937_64 random_;
+};
+
+/// Bytes that depend on rank and place.
+std::vector<std::byte> pattern(int rank, std::size_t bytes) {
+    std::vector<std::byte> data(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(37 * at(rank) + i * 11 + 5);
+    return data;
+}
+
+template <class T>
+bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+}  // namespace
+
+// fence -------------------------------------------------------------------------------------------
+
+TEST_CASE("threads: what is written before a fence is read after it") {
+    for (int const ranks : group_sizes) {
+        CAPTURE(ranks);
+        std::uint64_t const seed = 11;
+        CAPTURE(seed);
+        std::vector<std::array<int, 32>> memory(at(ranks));  // each rank's, nothing guards it but the fence
+        run(ranks, [&](group g) {
+            delays slow(seed, g.rank());
+            for (int round = 0; round < 100; ++round) {
+                slow.wait();
+                memory[at(g.rank())].fill(1000 * round + g.rank());
+                slow.wait();
+                g.fence({});
+                for (int r = 0; r < ranks; ++r)
+                    for (auto const value : memory[at(r)])
+                        require(value == 1000 * round + r, "stale memory");
+                g.fence({});
+            }
+        });
+    }
+}
+
+TEST_CASE("threads: a failed status is the same error on every rank, and the group goes on") {
+    for (int const ranks : group_sizes) {
+        CAPTURE(ranks);
+        auto const culprit = ranks / 2;
+        auto const seen = same_error(ranks, [&](group g) {
+            fence_status status;
+            if (g.rank() >= culprit) status.fail(errc::invalid_tensor, uly::concat("ulysses: q: wrong: ", g.rank()));
+            g.fence(status);
+        });
+        CHECK(seen.code == errc::invalid_tensor);
+        CHECK(seen.rank == culprit);
+        CHECK(seen.text == uly::concat("ulysses: q: wrong: ", culprit, " (rank ", culprit, ")"));
+    }
+}
+
+TEST_CASE("threads: ranks in different calls or with different plans are told so") {
+    auto const calls = same_error(4, [](group g) {
+        if (g.rank() == 2) g.begin_call();
+        fence_status status;
+        status.call = g.begin_call();
+        g.fence(status);
+    });
+    CHECK(calls.code == errc::disagreement);
+    CHECK(calls.rank == 2);
+    CHECK(contains(calls.text, "rank 0 is in call 1, rank 2 in call 2"));
+    auto const plans = same_error(4, [](group g) {
+        fence_status status;
+        status.plan = g.rank() == 3 ? 8 : 7;
+        g.fence(status);
+    });
+    CHECK(plans.code == errc::disagreement);
+    CHECK(plans.rank == 3);
+    CHECK(contains(plans.text, "plan of rank 0 is 7, of rank 3 8"));
+}
+
+TEST_CASE("threads: ranks in different collective calls are told so, whatever the two are") {
+    using call = std::function<void(group)>;
+    struct {
+        char const* name;
+        call make;
+    } const calls[] = {
+        {"fence", [](group g) { g.fence({}); }},
+        {"make_window", [](group g) { g.make_window(8); }},
+        {"all_reduce", [](group g) { double x = 1; g.all_reduce(std::span(&x, 1), reduction::sum); }},
+        {"all_gather", [](group g) {
+             std::vector<std::byte> part(8), all(8 * at(g.size()));
+             g.all_gather(part, all);
+         }},
+        {"broadcast", [](group g) { std::vector<std::byte> data(8); g.broadcast(data, 0); }},
+        {"split", [](group g) { g.split(0, 0); }},
+    };
+    for (auto const& most : calls)
+        for (auto const& other : calls) {
+            if (&most == &other) continue;
+            auto const seen = same_error(3, [&](group g) { g.rank() == 1 ? other.make(g) : most.make(g); });
+            CHECK(seen.code == errc::disagreement);
+            CHECK(seen.rank == 1);
+            CHECK(contains(seen.text, uly::concat("rank 0 is in ", most.name, ", rank 1 in ", other.name)));
+        }
+}
+
+TEST_CASE("threads: calls are counted for each rank, by all copies of its handle") {
+    run(3, [](group g) {
+        auto const copy = g;
+        for (std::uint64_t i = 1; i < 10; ++i)
+            require((i % 2 == 0 ? g : copy).begin_call() == i, "a call is miscounted");
+    });
+}
+
+// failures ----------------------------------------------------------------------------------------
+
+TEST_CASE("threads: a rank that throws releases the others at once") {
+    for (int const ranks : {2, 3, 4, 8})
+        for (int const culprit : {0, ranks - 1}) {
+            CAPTURE(ranks);
+            CAPTURE(culprit);
+            std::vector<report> reports(at(ranks));
+            auto const start = std::chrono::steady_clock::now();
+            auto const thrown = report_of([&] {
+                run(ranks, [&](group g) {
+                    g.fence({});
+                    if (g.rank() == culprit) uly::raise(errc::invalid_shape, {}, "engine", "mine", 5);
+                    reports[at(g.rank())] = report_of([&] { g.fence({}); });
+                    // The group is gone for good, whatever is called.
+                    double x = 1;
+                    for (auto const& again :
+                         {report_of([&] { g.fence({}); }), report_of([&] { g.make_window(8); }),
+                          report_of([&] { g.split(0, 0); }),
+                          report_of([&] { g.all_reduce(std::span(&x, 1), reduction::sum); }),
+                          report_of([&] { g.broadcast({}, 0); }), report_of([&] { g.all_gather({}, {}); })})
+                        if (again.code != errc::peer_failed || again.rank != culprit)
+                            reports[at(g.rank())].text = "a later call: " + again.text;
+                });
+            });
+            // Far below the deadline of 600 s, far above what a loaded machine takes.
+            CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
+            CHECK(thrown.code == errc::invalid_shape);  // the cause, not what followed from it
+            CHECK(thrown.text == "ulysses: engine: mine: 5");
+            for (int r = 0; r < ranks; ++r) {
+                if (r == culprit) continue;
+                CHECK(reports[at(r)].code == errc::peer_failed);
+                CHECK(reports[at(r)].rank == culprit);
+                CHECK(reports[at(r)].text == uly::concat("ulysses: fence: a rank left the group: rank ", culprit,
+                                                         ": ulysses: engine: mine: 5"));
+            }
+        }
+}
+
+TEST_CASE("threads: run nests what is not ours in peer_failed, naming the rank") {
+    auto const check = [](auto const& body, std::string const& what, auto const& is_original) {
+        bool nested = false;
+        try {
+            run(3, body);
+            FAIL("nothing was thrown");
+        } catch (uly::peer_failed const& e) {
+            CHECK(e.rank() == 1);
+            CHECK(std::string(e.what()) == "ulysses: run: a rank threw: rank 1: " + what);
+            try {
+                std::rethrow_if_nested(e);
+            } catch (...) {
+                nested = is_original();
+            }
+        }
+        CHECK(nested);
+    };
+    check([](group g) { if (g.rank() == 1) throw std::out_of_range("mine"); g.fence({}); }, "mine", [] {
+        try {
+            throw;
+        } catch (std::out_of_range const& e) {
+            return std::string(e.what()) == "mine";
+        } catch (...) {
+            return false;
+        }
+    });
+    check([](group g) { if (g.rank() == 1) throw 17; g.fence({}); }, "unknown exception", [] {
+        try {
+            throw;
+        } catch (int value) {
+            return value == 17;
+        } catch (...) {
+            return false;
+        }
+    });
+    CHECK_THROWS_AS(run(1, [](group) { throw std::runtime_error("alone"); }), uly::peer_failed);
+}
+
+TEST_CASE("threads: silence ends in timed_out, which names the silent ranks, and the group with it") {
+    uly::threads::group const owner(4, {.deadline = std::chrono::milliseconds(200)});
+    std::vector<report> reports(4);
+    std::atomic<int> done{0};
+    {
+        std::vector<std::jthread> threads;
+        for (int r = 0; r < 4; ++r)
+            threads.emplace_back([&, r] {
+                auto const g = owner.handle(r);
+                if (r == 2)
+                    while (done < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                reports[at(r)] = report_of([&] { g.fence({}); });
+                ++done;
+            });
+    }
+    for (auto const& each : reports) {
+        INFO(each.text);
+        CHECK(each.code == errc::timed_out);
+        CHECK(each.text == reports[0].text);
+        CHECK(contains(each.text, "ulysses: fence: every rank must arrive within the deadline: rank "));
+        CHECK(contains(each.text, " waited 200 ms, silent ranks:"));
+        // On a loaded machine another one may also have been late.
+        auto const silent = each.text.substr(each.text.find("silent ranks:") + 13) + " ";
+        CHECK(contains(silent, " 2 "));
+    }
+}
+
+TEST_CASE("threads: a rank of an engine's own threads leaves by a call") {
+    uly::threads::group const owner(3);
+    std::vector<report> reports(3);
+    {
+        std::vector<std::jthread> threads;
+        for (int r = 0; r < 3; ++r)
+            threads.emplace_back([&, r] {
+                auto const g = owner.handle(r);
+                reports[at(r)] = report_of([&] { g.fence({}); });
+                if (r == 1)
+                    g.leave("no more work");
+                else
+                    reports[at(r)] = report_of([&] { g.fence({}); });
+            });
+    }
+    CHECK(reports[1].code == errc::none);
+    for (int r : {0, 2}) {
+        CHECK(reports[at(r)].code == errc::peer_failed);
+        CHECK(reports[at(r)].text == "ulysses: fence: a rank left the group: rank 1: no more work");
+    }
+}
+
+TEST_CASE("threads: groups and handles that cannot be") {
+    CHECK_THROWS_AS(uly::threads::group(0), uly::invalid_call);
+    CHECK_THROWS_AS(run(-1, [](group) {}), uly::invalid_call);
+    uly::threads::group const two(2);
+    CHECK(two.size() == 2);
+    CHECK_THROWS_AS(two.handle(2), uly::invalid_call);
+    CHECK_THROWS_AS(two.handle(-1), uly::invalid_call);
+}
+
+// reductions --------------------------------------------------------------------------------------
+
+TEST_CASE_TEMPLATE("threads: all_reduce combines in rank order, the same bits on every rank", T, float, double,
+                   std::int64_t, std::int8_t) {
+    for (int const ranks : group_sizes)
+        for (int const count : {0, 1, 2, 3, 7, 100, 1025})  // also fewer than ranks
+            for (auto const op : {reduction::sum, reduction::min, reduction::max}) {
+                CAPTURE(ranks);
+                CAPTURE(count);
+                std::vector<std::vector<T>> values(at(ranks), std::vector<T>(at(count)));
+                std::uint64_t const seed = at(1000 * ranks + count);
+                CAPTURE(seed);
+                std::mt19937_64 random{seed};
+                // Of so different sizes that another order of a sum has other bits.
+                for (auto& each : values)
+                    for (auto& x : each) {
+                        auto const drawn = static_cast<std::int64_t>(random() % 2001) - 1000;
+                        if constexpr (std::is_floating_point_v<T>)
+                            x = static_cast<T>(std::ldexp(static_cast<double>(drawn), static_cast<int>(random() % 60) - 30));
+                        else
+                            x = static_cast<T>(drawn % 13);
+                    }
+                auto expected = values[0];
+                for (std::size_t i = 0; i < expected.size(); ++i)
+                    for (std::size_t r = 1; r < values.size(); ++r) {
+                        auto const x = values[r][i];
+                        if (op == reduction::sum) expected[i] = static_cast<T>(expected[i] + x);
+                        if (op == reduction::min) expected[i] = std::min(expected[i], x);
+                        if (op == reduction::max) expected[i] = std::max(expected[i], x);
+                    }
+                run(ranks, [&](group g) { g.all_reduce(std::span(values[at(g.rank())]), op); });
+                for (auto const& each : values) CHECK(same_bits(each, expected));
+            }
+}
+
+TEST_CASE("threads: all_gather and broadcast") {
+    for (int const ranks : group_sizes)
+        for (std::size_t const bytes : {0u, 1u, 5u, 4096u}) {
+            CAPTURE(ranks);
+            CAPTURE(bytes);
+            std::vector<std::byte> expected;
+            for (int r = 0; r < ranks; ++r) {
+                auto const part = pattern(r, bytes);
+                expected.insert(expected.end(), part.begin(), part.end());
+            }
+            run(ranks, [&](group g) {
+                auto const mine = pattern(g.rank(), bytes);
+                std::vector<std::byte> all(at(ranks) * bytes, std::byte{0xee});
+                g.all_gather(mine, all);
+                require(all == expected, "a wrong gather");
+                for (int root = 0; root < ranks; ++root) {
+                    auto data = mine;
+                    g.broadcast(data, root);
+                    require(data == pattern(root, bytes), "a wrong broadcast");
+                }
+            });
+        }
+}
+
+TEST_CASE("threads: sizes and arguments that differ are the same error on every rank") {
+    auto const reduce = same_error(4, [](group g) {
+        std::vector<float> values(g.rank() == 2 ? 4 : 3);
+        g.all_reduce(std::span(values), reduction::sum);
+    });
+    CHECK(reduce.code == errc::disagreement);
+    CHECK(reduce.rank == 2);
+    CHECK(reduce.text == "ulysses: all_reduce: every rank must pass as many bytes: rank 0 passes 12, rank 2 16");
+    auto const gather = same_error(4, [](group g) {
+        std::vector<std::byte> part(g.rank() == 3 ? 5 : 4), all(4 * part.size());
+        g.all_gather(part, all);
+    });
+    CHECK(gather.code == errc::disagreement);
+    CHECK(gather.text == "ulysses: all_gather: every rank must pass as many bytes: rank 0 passes 4, rank 3 5");
+    auto const room = same_error(4, [](group g) {  // on one rank only
+        std::vector<std::byte> part(4), all(g.rank() == 1 ? 12 : 16);
+        g.all_gather(part, all);
+    });
+    CHECK(room.code == errc::invalid_call);
+    CHECK(room.rank == 1);
+    CHECK(room.text == "ulysses: all_gather: all must hold one part for each rank: 12 bytes for 4 parts of 4 (rank 1)");
+    auto const broadcast = same_error(3, [](group g) {
+        std::vector<std::byte> data(g.rank() == 0 ? 4 : 8);
+        g.broadcast(data, 1);
+    });
+    CHECK(broadcast.code == errc::disagreement);
+    CHECK(broadcast.rank == 1);
+    for (int const root : {-1, 3}) {
+        auto const outside = same_error(3, [&](group g) {
+            std::vector<std::byte> data(4);
+            g.broadcast(data, g.rank() == 2 ? root : 0);
+        });
+        CHECK(outside.code == errc::invalid_call);
+        CHECK(outside.text ==
+              uly::concat("ulysses: broadcast: root must be a rank: root ", root, " of 3 ranks (rank 2)"));
+    }
+    auto const roots = same_error(3, [](group g) {
+        std::vector<std::byte> data(4);
+        g.broadcast(data, g.rank() == 2 ? 1 : 0);
+    });
+    CHECK(roots.code == errc::disagreement);
+    CHECK(roots.text == "ulysses: broadcast: every rank must pass the same root: rank 0 passes 0, rank 2 1");
+}
+
+// split -------------------------------------------------------------------------------------------
+
+TEST_CASE("threads: split groups by color, orders by key, then rank") {
+    for (int const ranks : group_sizes) {
+        CAPTURE(ranks);
+        run(ranks, [&](group g) {
+            auto const me = g.rank();
+            auto const halves = g.split(me % 2, 0);
+            require(halves.rank() == me / 2, "a wrong rank by equal keys");
+            require(halves.size() == (ranks + 1 - me % 2) / 2, "a wrong size");
+            auto const backwards = g.split(-7, -me);
+            require(backwards.rank() == ranks - 1 - me && backwards.size() == ranks, "a wrong rank by keys");
+            auto const alone = g.split(me, 5);
+            require(alone.rank() == 0 && alone.size() == 1, "not alone");
+
+            // The groups are at work side by side, and do not disturb the one they come from.
+            std::int64_t old = me;
+            halves.all_reduce(std::span(&old, 1), reduction::sum);
+            std::int64_t expected = 0;
+            for (int r = me % 2; r < ranks; r += 2) expected += r;
+            require(old == expected, "a wrong sum in a half");
+            require(g.begin_call() == 1 && halves.begin_call() == 1, "call counts are shared");
+            std::int64_t first = me;
+            backwards.broadcast(std::as_writable_bytes(std::span(&first, 1)), 0);
+            require(first == ranks - 1, "a wrong first rank");
+            g.fence({});
+
+            // Nested, and alive after the group that they were split from is let go.
+            auto pairs = halves.split(halves.rank() / 2, 0);
+            pairs = pairs.split(0, 0);
+            pairs.fence({});
+            require(pairs.size() <= 2, "a wrong nested size");
+        });
+    }
+}
+
+TEST_CASE("threads: a failure reaches the groups that were split, and those split from them") {
+    for (bool const nested : {false, true}) {
+        CAPTURE(nested);
+        std::vector<report> reports(4);
+        auto const start = std::chrono::steady_clock::now();
+        auto const thrown = report_of([&] {
+            run(4, [&](group g) {
+                // Ranks 0, 1, 2 are one group and rank 3 another, of one.
+                auto part = g.split(g.rank() / 3, 0);
+                if (nested) part = part.split(0, 0);
+                if (g.rank() == 0) uly::raise(errc::invalid_call, {}, "engine", "mine", 1);
+                reports[at(g.rank())] = report_of([&] {
+                    do part.fence({});
+                    while (std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
+                });
+            });
+        });
+        CHECK(thrown.code == errc::invalid_call);
+        CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
+        for (int r = 1; r < 4; ++r) {
+            CHECK(reports[at(r)].code == errc::peer_failed);
+            CHECK(reports[at(r)].rank == 0);
+        }
+    }
+}
+
+// windows -----------------------------------------------------------------------------------------
+
+TEST_CASE("threads: windows are written by peers and read by their owner") {
+    for (int const ranks : group_sizes) {
+        CAPTURE(ranks);
+        run(ranks, [&](group g) {
+            constexpr std::size_t part = 40;
+            auto const window = g.make_window(at(ranks) * part);
+            for (int r = 0; r < ranks; ++r)
+                require(reinterpret_cast<std::uintptr_t>(g.address(window, r)) % 64 == 0, "not aligned");
+            for (int round = 0; round < 20; ++round) {
+                for (int r = 0; r < ranks; ++r) {
+                    auto const data = pattern(100 * round + 10 * g.rank() + r, part);
+                    std::memcpy(g.address(window, r) + at(g.rank()) * part, data.data(), part);
+                }
+                g.fence({});
+                for (int r = 0; r < ranks; ++r) {
+                    auto const data = pattern(100 * round + 10 * r + g.rank(), part);
+                    require(std::memcmp(g.address(window, g.rank()) + at(r) * part, data.data(), part) == 0,
+                            "another's bytes");
+                }
+                g.fence({});
+            }
+        });
+    }
+}
+
+TEST_CASE("threads: a window lives until the last rank lets go") {
+    run(3, [](group g) {
+        auto window = g.make_window(64);
+        std::weak_ptr<std::byte> const mine = window->memory[at(g.rank())];
+        g.address(window, g.rank())[0] = static_cast<std::byte>(g.rank());
+        g.fence({});
+        // Rank 0 lets go first; the others still reach its part.
+        if (g.rank() == 0) window.reset();
+        g.fence({});
+        if (g.rank() == 0) require(!mine.expired(), "freed under the others");
+        if (g.rank() != 0) require(g.address(window, 0)[0] == std::byte{0}, "rank 0's bytes are gone");
+        g.fence({});
+        window.reset();
+        g.fence({});
+        require(mine.expired(), "kept after the last one let go");
+    });
+}
+
+TEST_CASE("threads: shared windows grow, are two, and are let go by close") {
+    run(3, [](group g) {
+        auto const inbox = g.shared_window(uly::arena::inbox, 100);
+        auto const outbox = g.shared_window(uly::arena::outbox, 50);
+        for (int r = 0; r < 3; ++r) require(g.address(inbox, r) != g.address(outbox, r), "one arena for both");
+        std::memset(g.address(inbox, (g.rank() + 1) % 3), g.rank(), 100);
+        g.fence({});
+        require(g.shared_window(uly::arena::inbox, 64) == inbox, "a smaller one is another");
+        require(g.shared_window(uly::arena::inbox, 100) == inbox, "an equal one is another");
+        auto large = g.shared_window(uly::arena::inbox, 1000);
+        require(large != inbox, "it has not grown");
+        require(g.shared_window(uly::arena::inbox, 100) == large, "it has shrunk");
+        require(g.shared_window(uly::arena::outbox, 10) == outbox, "the other one has changed");
+        std::memset(g.address(large, (g.rank() + 2) % 3), 1, 1000);
+        // Whoever holds the old one may still use it.
+        require(g.address(inbox, g.rank())[99] == static_cast<std::byte>((g.rank() + 2) % 3), "the old one is gone");
+        std::weak_ptr<std::byte> const memory = large->memory[at(g.rank())];
+        large.reset();
+        g.fence({});
+        require(!memory.expired(), "the group has let go by itself");
+        g.fence({});
+        g.close();
+        g.fence({});
+        require(memory.expired(), "close has not let go");
+        require(g.shared_window(uly::arena::inbox, 8) != nullptr, "none after close");
+    });
+}
+
+TEST_CASE("threads: two groups side by side keep their windows and counts apart") {
+    uly::threads::group const a(2), b(2);
+    auto const fault = [&](int rank) -> std::string {
+        auto const x = a.handle(rank), y = b.handle(1 - rank);
+        auto const in_a = x.shared_window(uly::arena::inbox, 64), in_b = y.shared_window(uly::arena::inbox, 64);
+        for (int round = 0; round < 50; ++round) {
+            x.address(in_a, 1 - x.rank())[0] = std::byte{1};
+            y.address(in_b, 1 - y.rank())[0] = std::byte{2};
+            x.fence({});
+            if (x.address(in_a, x.rank())[0] != std::byte{1}) return "another group's bytes in a";
+            y.fence({});
+            if (y.address(in_b, y.rank())[0] != std::byte{2}) return "another group's bytes in b";
+        }
+        return y.begin_call() == 1 && x.begin_call() == 1 ? "" : "call counts are shared";
+    };
+    std::string faults[2];
+    {
+        std::jthread const other([&] { faults[1] = fault(1); });
+        faults[0] = fault(0);
+    }
+    CHECK(faults[0] == "");
+    CHECK(faults[1] == "");
+}
+
+TEST_CASE("threads: windows of different sizes are the same error on every rank") {
+    auto const seen = same_error(3, [](group g) { g.make_window(g.rank() == 1 ? 128 : 64); });
+    CHECK(seen.code == errc::disagreement);
+    CHECK(seen.rank == 1);
+    CHECK(seen.text == "ulysses: make_window: every rank must pass as many bytes: rank 0 passes 64, rank 1 128");
+    // One rank's shared window has to grow, the other's not: that rank is in another call.
+    auto const growing = same_error(2, [](group g) {
+        g.shared_window(uly::arena::inbox, 64);
+        if (g.rank() == 0) g.shared_window(uly::arena::inbox, 128);
+        g.fence({});
+    });
+    CHECK(growing.code == errc::disagreement);
+    CHECK(contains(growing.text, "rank 0 is in make_window, rank 1 in fence"));
+}
+
+#if CAN_RUN_OUT
+TEST_CASE("threads: a window that one rank has no memory for is out_of_memory on every rank") {
+    auto const seen = same_error(3, [](group g) { g.make_window(std::size_t{1} << 60); });
+    CHECK(seen.code == errc::out_of_memory);
+    CHECK(seen.rank == 0);
+    CHECK(contains(seen.text, "ulysses: memory: an allocation failed"));
+}
+#endif
+
+// all together ------------------------------------------------------------------------------------
+
+TEST_CASE("threads: 100 rounds of calls in random order with random delays") {
+    for (int const ranks : group_sizes) {
+        std::uint64_t const seed = at(77 + ranks);
+        CAPTURE(ranks);
+        CAPTURE(seed);
+        run(ranks, [&](group g) {
+            std::mt19937_64 common{seed};  // the same on every rank: what is called
+            delays slow(seed, g.rank());
+            auto part = g;
+            for (int round = 0; round < 100; ++round) {
+                slow.wait();
+                auto const drawn = common();
+                auto const amount = static_cast<std::size_t>(drawn >> 8) % 300;
+                switch (drawn % 6) {
+                    case 0: {
+                        std::vector<std::int64_t> values(amount, g.rank());
+                        part.all_reduce(std::span(values), reduction::max);
+                        std::int64_t largest = g.rank();
+                        g.all_reduce(std::span(&largest, 1), reduction::max);
+                        require(largest == ranks - 1, "a wrong largest rank");
+                        for (auto const value : values) require(value >= g.rank(), "a wrong maximum");
+                        break;
+                    }
+                    case 1: {
+                        auto const mine = pattern(g.rank(), amount);
+                        std::vector<std::byte> all(amount * at(ranks));
+                        g.all_gather(mine, all);
+                        for (int r = 0; r < ranks; ++r) {
+                            auto const theirs = pattern(r, amount);
+                            require(std::equal(theirs.begin(), theirs.end(), all.begin() + static_cast<std::ptrdiff_t>(at(r) * amount)),
+                                    "a wrong gather");
+                        }
+                        break;
+                    }
+                    case 2: {
+                        auto const root = static_cast<int>((drawn >> 20) % at(ranks));
+                        auto data = pattern(g.rank(), amount);
+                        g.broadcast(data, root);
+                        require(data == pattern(root, amount), "a wrong broadcast");
+                        break;
+                    }
+                    case 3: part = g.split(g.rank() % 3, static_cast<int>((drawn >> 20) % 3) * g.rank()); break;
+                    case 4: {
+                        auto const window = g.shared_window(uly::arena::inbox, 8 * at(ranks) + amount);
+                        auto const next = (g.rank() + 1) % ranks;
+                        std::memcpy(g.address(window, next), &round, sizeof round);
+                        g.fence({});
+                        int seen = -1;
+                        std::memcpy(&seen, g.address(window, g.rank()), sizeof seen);
+                        require(seen == round, "a stale window");
+                        g.fence({});
+                        break;
+                    }
+                    default: part.fence({}); g.fence({});
+                }
+            }
+        });
+    }
+}

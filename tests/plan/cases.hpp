@@ -1,0 +1,170 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/shape.hpp>
+#include <ulysses/plan/sequence.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+/// Random layers, token orders and groups for the tests of the plan.
+namespace plan_cases {
+
+namespace uly = ulysses;
+using std::int64_t;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ULYSSES_TESTS_ARE_SLOW
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define ULYSSES_TESTS_ARE_SLOW
+#endif
+#endif
+
+/// How many random cases a property is tried on: `all`, or a twentieth in a build that checks every
+/// access; ULYSSES_TEST_CASES says it otherwise.
+inline std::uint64_t how_many(std::uint64_t all) {
+    if (auto const* given = std::getenv("ULYSSES_TEST_CASES"))
+        return std::max<std::uint64_t>(1, std::strtoull(given, nullptr, 10));
+#if defined(ULYSSES_TESTS_ARE_SLOW)
+    return all / 20;
+#else
+    return all;
+#endif
+}
+
+using runs = std::vector<uly::token_run>;
+using random_engine = std::mt19937_64;
+
+inline std::size_t at(int64_t index) { return static_cast<std::size_t>(index); }
+
+inline int64_t below(random_engine& random, int64_t limit) {
+    return static_cast<int64_t>(random() % static_cast<std::uint64_t>(limit));
+}
+
+enum class order_kind { equal, uneven, one_rank, zigzag, striped, shuffled, mixed };
+inline constexpr int order_kinds = 7;
+
+/// A token order of `tokens` over `ranks`, each token once.
+inline std::vector<runs> random_order(random_engine& random, order_kind kind, int ranks,
+                                      int64_t tokens) {
+    std::vector<runs> all(at(ranks));
+    auto const rank = [&] { return at(below(random, ranks)); };
+    switch (kind) {
+        case order_kind::equal:
+            for (int64_t r = 0, first = 0; r < ranks; ++r) {
+                auto const count = tokens / ranks + (r < tokens % ranks ? 1 : 0);
+                all[at(r)].push_back({first, count});
+                first += count;
+            }
+            break;
+        case order_kind::uneven: {  // contiguous; many ranks with nothing
+            std::vector<int64_t> cuts{0, tokens};
+            for (int r = 1; r < ranks; ++r)
+                cuts.push_back(below(random, 3) == 0 ? 0 : below(random, tokens + 1));
+            std::sort(cuts.begin(), cuts.end());
+            for (int64_t r = 0; r < ranks; ++r)
+                all[at(r)].push_back({cuts[at(r)], cuts[at(r + 1)] - cuts[at(r)]});
+            break;
+        }
+        case order_kind::one_rank: all[rank()].push_back({0, tokens}); break;
+        case order_kind::zigzag:
+            for (int64_t chunk = 0; chunk < 2 * ranks; ++chunk) {
+                auto const first = tokens * chunk / (2 * ranks);
+                auto const owner = chunk < ranks ? chunk : 2 * ranks - 1 - chunk;
+                all[at(owner)].push_back({first, tokens * (chunk + 1) / (2 * ranks) - first});
+            }
+            break;
+        case order_kind::striped:
+            for (int64_t r = 0; r < std::min<int64_t>(ranks, tokens); ++r)
+                all[at(r)].push_back({r, (tokens - r + ranks - 1) / ranks, ranks});
+            break;
+        case order_kind::shuffled:
+        case order_kind::mixed:
+            for (int64_t first = 0; first < tokens;) {
+                auto const count = std::min(tokens - first, 1 + below(random, 9));
+                auto const stride = kind == order_kind::mixed ? 1 + below(random, 3) : 1;
+                for (int64_t offset = 0; offset < std::min(stride, count); ++offset)
+                    all[rank()].push_back(
+                        {first + offset, (count - offset + stride - 1) / stride, stride});
+                first += count;
+            }
+            for (auto& each : all) std::shuffle(each.begin(), each.end(), random);
+            break;
+    }
+    return all;
+}
+
+/// A group, a layer and a step that has a plan.
+struct problem {
+    int ranks = 1;
+    uly::shape layer;
+    int64_t batch = 1, row_multiple = 1;
+    std::vector<runs> queries, keys;  ///< keys empty: the queries
+    bool equal_shares = false;        ///< every rank holds as many tokens, of queries and of keys
+
+    uly::sequence step() const { return uly::sequence::of(batch, queries, keys); }
+
+    std::string text() const {
+        auto text = uly::concat(ranks, " ranks, heads ", layer.heads, "/", layer.kv_heads,
+                                layer.mask == uly::mask::causal ? ", causal" : ", full",
+                                layer.assignment == uly::assignment::whole_heads ? ", whole heads" : "",
+                                ", batch ", batch, ", row_multiple ", row_multiple);
+        auto const add = [&](char const* name, std::vector<runs> const& orders) {
+            text += uly::concat(", ", name);
+            for (auto const& each : orders) {
+                text += " [";
+                for (auto const& run : each)
+                    text += uly::concat("{", run.begin, ",", run.count, ",", run.stride, "}");
+                text += "]";
+            }
+        };
+        add("queries", queries);
+        if (!keys.empty()) add("keys", keys);
+        return text;
+    }
+};
+
+inline problem random_problem(std::uint64_t seed) {
+    random_engine random{seed};
+    problem p;
+    p.ranks = 1 + static_cast<int>(below(random, 17));
+    p.layer.kv_heads = 1 + below(random, 8);
+    p.layer.heads = p.layer.kv_heads * (1 + below(random, 24 / p.layer.kv_heads));
+    p.layer.head_dim = 1 + below(random, 4);
+    p.layer.value_dim = 1 + below(random, 4);
+    p.layer.mask = below(random, 2) == 0 ? uly::mask::full : uly::mask::causal;
+    p.layer.assignment =
+        below(random, 5) == 0 ? uly::assignment::whole_heads : uly::assignment::balanced;
+    p.batch = 1 + below(random, 2);
+    p.row_multiple = below(random, 2) == 0 ? 1 : 1 + below(random, 8);
+    // Often fewer tokens than ranks; sometimes as many for each.
+    auto const length = [&] {
+        if (below(random, 3) == 0) return p.ranks * (1 + below(random, 60 / p.ranks));
+        return below(random, 4) == 0 ? 1 + below(random, p.ranks) : 1 + below(random, 60);
+    };
+    auto const order = [&](int64_t tokens) {
+        auto const kind = static_cast<order_kind>(below(random, order_kinds));
+        return random_order(random, kind, p.ranks, tokens);
+    };
+    p.queries = order(length());
+    if (p.layer.mask == uly::mask::full && below(random, 3) == 0) p.keys = order(length());
+    auto const counts_equal = [](std::vector<runs> const& orders) {
+        auto const count = [](runs const& of) {
+            int64_t sum = 0;
+            for (auto const& run : of) sum += run.count;
+            return sum;
+        };
+        return std::all_of(orders.begin(), orders.end(),
+                           [&](runs const& each) { return count(each) == count(orders[0]); });
+    };
+    p.equal_shares = counts_equal(p.queries) && counts_equal(p.keys);
+    return p;
+}
+
+}  // namespace plan_cases

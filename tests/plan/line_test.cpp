@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/plan/line.hpp>
+
+#include "cases.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace uly = ulysses;
+using namespace plan_cases;
+
+namespace {
+
+uly::line causal_line(int64_t heads, int64_t kv_heads, int ranks, int64_t tokens = 4096) {
+    return {{.heads = heads, .kv_heads = kv_heads, .head_dim = 1, .value_dim = 1, .mask = uly::mask::causal},
+            tokens, tokens, ranks, 1};
+}
+
+/// "2-4|0-1|0-4096" of each item.
+std::string text_of(uly::work_items const& items) {
+    std::string text;
+    for (auto const& item : items) {
+        if (!text.empty()) text += "; ";
+        text += uly::concat(item.head_begin, "-", item.head_end, "|", item.kv_begin, "-", item.kv_end,
+                            "|", item.row_begin, "-", item.row_end);
+    }
+    return text;
+}
+
+std::vector<int64_t> heads_of_ranks(int64_t heads, int ranks) {
+    uly::line const cuts({.heads = heads, .kv_heads = 1, .assignment = uly::assignment::whole_heads},
+                         10, 10, ranks, 1);
+    std::vector<int64_t> shares;
+    for (int r = 0; r < ranks; ++r) {
+        int64_t sum = 0;
+        for (auto const& item : cuts.items(r)) {
+            CHECK(item.rows() == 10);
+            sum += item.heads();
+        }
+        shares.push_back(sum);
+    }
+    return shares;
+}
+
+/// The first rule that a line breaks, or "".
+std::string fault_of(problem const& p) {
+    int64_t queries = 0, keys = 0;
+    for (auto const& each : p.queries)
+        for (auto const& run : each) queries += run.count;
+    for (auto const& each : p.keys)
+        for (auto const& run : each) keys += run.count;
+    if (p.keys.empty()) keys = queries;
+    uly::line const cuts(p.layer, queries, keys, p.ranks, p.row_multiple);
+
+    auto const causal = p.layer.mask == uly::mask::causal;
+    auto const seen = [&](int64_t row) { return causal ? row + 1 : keys; };
+    int64_t total = 0;
+    for (int64_t row = 0; row < queries; ++row) total += p.layer.heads * seen(row);
+    auto const longest = seen(queries - 1);
+    auto const group = p.layer.heads / p.layer.kv_heads;
+
+    if (cuts.cut(0) != uly::line_cut{0, 0}) return "the first cut is not the start of the line";
+    if (cuts.cut(p.ranks) != uly::line_cut{p.layer.heads, 0}) return "the last cut is not its end";
+    std::vector<int> owner(at(p.layer.heads * queries), -1);
+    int64_t next = 0;  // rows come in the order of the line
+    for (int r = 0; r < p.ranks; ++r) {
+        auto const from = cuts.cut(r), to = cuts.cut(r + 1);
+        if (to < from) return uly::concat("cut ", r + 1, " lies before cut ", r);
+        if (from.row % p.row_multiple != 0) return uly::concat("cut ", r, " is off the grid");
+        auto const items = cuts.items(r);
+        if (items.size() > 5) return uly::concat("rank ", r, " has ", items.size(), " items");
+        int64_t work = 0;
+        for (auto const& item : items) {
+            if (item.heads() < 1 || item.rows() < 1) return uly::concat("rank ", r, " has an empty item");
+            if (item.row_begin != 0 && item.heads() != 1)
+                return uly::concat("rank ", r, " has part of the rows of several heads");
+            // One ratio, local head h of the item reading local key-value head h / ratio.
+            if (item.heads() % item.kv_heads() != 0) return uly::concat("rank ", r, " has a mixed ratio");
+            auto const ratio = item.heads() / item.kv_heads();
+            for (auto h = item.head_begin; h < item.head_end; ++h)
+                if (h / group != item.kv_begin + (h - item.head_begin) / ratio)
+                    return uly::concat("rank ", r, " pairs head ", h, " with a wrong key-value head");
+            auto const last_key = causal ? item.row_end : keys;
+            if (item.key_begin != 0 || item.key_end != last_key)
+                return uly::concat("rank ", r, " has keys ", item.key_begin, " to ", item.key_end);
+            for (auto h = item.head_begin; h < item.head_end; ++h)
+                for (auto row = item.row_begin; row < item.row_end; ++row) {
+                    auto& mine = owner[at(h * queries + row)];
+                    if (mine != -1) return uly::concat("head ", h, " row ", row, " is dealt twice");
+                    mine = r;
+                    if (h * queries + row != next++) return uly::concat("head ", h, " row ", row, " is out of order");
+                    work += seen(row);
+                }
+        }
+        // From the definition: a cut overshoots its r/P by less than row_multiple rows and one row.
+        if (p.layer.assignment == uly::assignment::balanced &&
+            work * p.ranks > total + p.ranks * p.row_multiple * longest)
+            return uly::concat("rank ", r, " has work ", work, " of ", total);
+    }
+    if (next != p.layer.heads * queries) return "rows are left out";
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("line: the examples") {
+    CHECK(text_of(causal_line(32, 8, 16).items(1)) == "2-4|0-1|0-4096");
+    CHECK(text_of(causal_line(12, 12, 8).items(0)) == "0-1|0-1|0-4096; 1-2|1-2|0-2897");
+    CHECK(text_of(causal_line(6, 3, 2).items(1)) == "3-4|1-2|0-4096; 4-6|2-3|0-4096");
+    CHECK(text_of(causal_line(28, 7, 8).items(1)) == "3-4|0-1|2897-4096; 4-7|1-2|0-4096");
+    CHECK(text_of(causal_line(3, 1, 8).items(2)) == "0-1|0-1|3548-4096; 1-2|0-1|0-1448");
+    // A rank may have nothing.
+    CHECK(causal_line(1, 1, 4, 1).items(3).size() + causal_line(1, 1, 4, 1).items(2).size() <= 1);
+    CHECK(text_of(causal_line(1, 1, 1, 5).items(0)) == "0-1|0-1|0-5");
+}
+
+TEST_CASE("line: a cut within a head sees only the keys its rows may") {
+    auto const items = causal_line(12, 12, 8).items(0);
+    CHECK(items[1].key_begin == 0);
+    CHECK(items[1].key_end == 2897);
+    CHECK(items[0].key_end == 4096);
+}
+
+TEST_CASE("line: textbook shares when ranks divide heads") {
+    for (int ranks : {1, 2, 4, 8})
+        for (int r = 0; r < ranks; ++r) {
+            auto const items = causal_line(8, 8, ranks, 100).items(r);
+            REQUIRE(items.size() == 1);
+            CHECK(items[0].head_begin == 8 / ranks * r);
+            CHECK(items[0].heads() == 8 / ranks);
+            CHECK(items[0].rows() == 100);
+        }
+}
+
+TEST_CASE("line: whole_heads shares") {
+    using list = std::vector<int64_t>;
+    CHECK(heads_of_ranks(7, 4) == list{2, 2, 2, 1});
+    CHECK(heads_of_ranks(20, 8) == list{3, 3, 3, 3, 2, 2, 2, 2});
+    CHECK(heads_of_ranks(3, 2) == list{2, 1});
+    CHECK(heads_of_ranks(12, 4) == list{3, 3, 3, 3});
+    CHECK(heads_of_ranks(2, 4) == list{1, 1, 0, 0});
+}
+
+TEST_CASE("line: long sequences and many ranks stay in range") {
+    // The longest sequence and 4096 ranks: cuts are exact integers, so neighbours' work stays level.
+    auto const tokens = (int64_t{1} << 31) - 1;
+    for (auto const mask : {uly::mask::causal, uly::mask::full}) {
+        uly::line const cuts({.heads = 5, .kv_heads = 5, .mask = mask}, tokens, tokens, 4096, 1);
+        auto const weight = [&](uly::line_cut const& cut) {
+            return static_cast<long double>(cut.head) * static_cast<long double>(cuts.weight(tokens)) +
+                   static_cast<long double>(cuts.weight(cut.row));
+        };
+        auto const mean = weight({5, 0}) / 4096;
+        for (int r = 0; r < 4096; ++r) {
+            auto const work = weight(cuts.cut(r + 1)) - weight(cuts.cut(r));
+            if (work < 0 || work > mean + 2 * static_cast<long double>(tokens)) {
+                CAPTURE(r);
+                FAIL("a rank's work is " << static_cast<double>(work) << ", the mean "
+                                         << static_cast<double>(mean));
+            }
+        }
+    }
+}
+
+TEST_CASE("line: random ones deal every row once, in order, in balance") {
+    for (std::uint64_t seed = 1; seed <= how_many(100000); ++seed) {
+        auto const p = random_problem(seed);
+        if (auto const fault = fault_of(p); !fault.empty()) {
+            CAPTURE(seed);
+            INFO(p.text());
+            FAIL(fault);
+        }
+    }
+}
