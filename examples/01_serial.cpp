@@ -12,13 +12,12 @@ int main() {
     namespace uly = ulysses;
     std::int64_t const tokens = 256, heads = 8, kv_heads = 2, dim = 64;
 
-    uly::pipeline layer{uly::serial{},          // who: a group of one rank
-                        uly::sequence_local{},  // how the operands lie
-                        uly::blocked_attention{uly::builtin_gemm{}},  // what runs on the heads
-                        uly::shape{.heads = heads,
-                                   .kv_heads = kv_heads,
-                                   .head_dim = dim,
-                                   .mask = uly::mask::causal}};
+    uly::pipeline layer{
+        uly::serial{},                                // who: a group of one rank
+        uly::sequence_local{},                        // how the operands lie
+        uly::blocked_attention{uly::builtin_gemm{}},  // what runs on the heads
+        uly::shape{
+            .heads = heads, .kv_heads = kv_heads, .head_dim = dim, .mask = uly::mask::causal}};
 
     std::vector<float> q(tokens * heads * dim, 0.5f), k(tokens * kv_heads * dim, 0.25f);
     std::vector<float> v(tokens * kv_heads * dim, 2.0f), o(tokens * heads * dim);

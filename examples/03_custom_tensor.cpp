@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine's own tensor, adopted in ten lines: any strides, so that q, k and v may lie packed side by
-// side in one matrix, as the projection wrote them.
+// An engine's own tensor, adopted in ten lines: any strides, so that q, k and v may lie packed side
+// by side in one matrix, as the projection wrote them.
 
 #include <ulysses/ulysses.hpp>
 
@@ -33,7 +33,9 @@ constexpr std::int64_t row = (heads + 2 * kv_heads) * dim;  // [q | k | v] of on
 std::vector<double> attention(int ranks, std::vector<double>& qkv) {
     std::vector<double> o(tokens * heads * dim);
     ulysses::threads::run(ranks, [&](ulysses::threads::communicator group) {
-        ulysses::pipeline layer{group, ulysses::sequence_local{}, ulysses::reference_attention{},
+        ulysses::pipeline layer{group,
+                                ulysses::sequence_local{},
+                                ulysses::reference_attention{},
                                 {.heads = heads, .kv_heads = kv_heads, .head_dim = dim}};
         auto const own = tokens / group.size(), begin = own * group.rank();
         auto const columns = [&](std::int64_t at, std::int64_t h) {
@@ -42,9 +44,8 @@ std::vector<double> attention(int ranks, std::vector<double>& qkv) {
         auto const step = ulysses::sequence::agree(group, {.tokens = own});
         layer.attend(step, columns(0, heads), columns(heads * dim, kv_heads),
                      columns((heads + kv_heads) * dim, kv_heads),
-                     engine::tensor{&o[begin * heads * dim],
-                                    {1, own, heads, dim},
-                                    {0, heads * dim, dim, 1}});
+                     engine::tensor{
+                         &o[begin * heads * dim], {1, own, heads, dim}, {0, heads * dim, dim, 1}});
     });
     return o;
 }

@@ -57,14 +57,15 @@ constexpr std::int64_t tokens = 60, heads = 4, dim = 8, size = tokens * heads * 
 std::vector<float> attention(int ranks, std::vector<float>& x) {
     std::vector<float> o(size);
     ulysses::threads::run(ranks, [&](ulysses::threads::communicator group) {
-        ulysses::pipeline layer{
-            group, ulysses::sequence_local{}, alibi_attention{},
-            {.heads = heads, .head_dim = dim, .mask = ulysses::mask::causal}};
+        ulysses::pipeline layer{group,
+                                ulysses::sequence_local{},
+                                alibi_attention{},
+                                {.heads = heads, .head_dim = dim, .mask = ulysses::mask::causal}};
         auto const step = ulysses::sequence::split(group.size(), 1, tokens);
         auto const begin = step.queries().position(group.rank(), 0);
         auto const mine = [&](std::vector<float>& whole) {
-            return ulysses::token_view<float>(
-                &whole[begin * heads * dim], {1, step.queries().count(group.rank()), heads, dim});
+            return ulysses::token_view<float>(&whole[begin * heads * dim],
+                                              {1, step.queries().count(group.rank()), heads, dim});
         };
         layer.attend(step, mine(x), mine(x), mine(x), mine(o));
     });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decoder layer that exists already, with projections and key-value grouping of its own. Its one call
-// of attention is replaced by steps 3 to 5; all else stays, and runs on a rank's own tokens.
+// A decoder layer that exists already, with projections and key-value grouping of its own. Its one
+// call of attention is replaced by steps 3 to 5; all else stays, and runs on a rank's own tokens.
 
 #include <ulysses/ulysses.hpp>
 
@@ -19,8 +19,7 @@ constexpr std::int64_t width = 24, heads = 6, kv_heads = 2, dim = 4, tokens = 50
 matrix times(matrix const& x, matrix const& w, std::int64_t in, std::int64_t out) {
     matrix y(x.size() / in * out);
     for (std::size_t i = 0; i < y.size(); ++i)
-        for (std::int64_t c = 0; c < in; ++c)
-            y[i] += x[i / out * in + c] * w[c * out + i % out];
+        for (std::int64_t c = 0; c < in; ++c) y[i] += x[i / out * in + c] * w[c * out + i % out];
     return y;
 }
 
@@ -61,7 +60,8 @@ void own_attention(matrix& q, matrix& k, matrix& v, matrix& o) {
 
 matrix filled(std::int64_t size, unsigned seed) {
     matrix x(static_cast<std::size_t>(size));
-    for (auto& each : x) each = static_cast<double>((seed = seed * 1664525 + 1013904223) >> 16) / 65536 - 0.5;
+    for (auto& each : x)
+        each = static_cast<double>((seed = seed * 1664525 + 1013904223) >> 16) / 65536 - 0.5;
     return x;
 }
 
@@ -80,11 +80,11 @@ int main() {
         auto const begin = step.queries().position(group.rank(), 0) * width;
         matrix const mine(x.begin() + begin, x.begin() + begin + own * width);  // [s, C]
         // [snippet]
-        ulysses::pipeline steps{group, ulysses::sequence_local{}, ulysses::reference_attention{},
-                                {.heads = heads,
-                                 .kv_heads = kv_heads,
-                                 .head_dim = dim,
-                                 .mask = ulysses::mask::causal}};
+        ulysses::pipeline steps{
+            group,
+            ulysses::sequence_local{},
+            ulysses::reference_attention{},
+            {.heads = heads, .kv_heads = kv_heads, .head_dim = dim, .mask = ulysses::mask::causal}};
         auto const view = [&](matrix& rows, std::int64_t h) {  // [B, s, H, D]
             return ulysses::token_view<double>(rows.data(), {1, own, h, dim});
         };

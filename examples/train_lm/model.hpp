@@ -68,14 +68,14 @@ class model {
     /// What forward leaves for backward, and the working tensors, on this rank.
     std::size_t activation_bytes() const {
         std::size_t sum = 0;
-        for (auto const* each : {&last_, &final_, &final_inverse_, &logits_, &branch_, &stream_,
-                                 &dhidden_})
+        for (auto const* each :
+             {&last_, &final_, &final_inverse_, &logits_, &branch_, &stream_, &dhidden_})
             sum += each->bytes();
         for (auto const& each : layers_) {
             sum += each.context.bytes();
-            for (auto const* x : {&each.in, &each.attention_in, &each.attention_inverse,
-                                  &each.middle, &each.mlp_in, &each.mlp_inverse, &each.gate_up,
-                                  &each.hidden})
+            for (auto const* x :
+                 {&each.in, &each.attention_in, &each.attention_inverse, &each.middle, &each.mlp_in,
+                  &each.mlp_inverse, &each.gate_up, &each.hidden})
                 sum += x->bytes();
         }
         return sum;
@@ -94,9 +94,9 @@ class model {
 
     struct layer {
         typename pipeline_type::context_type context;
-        tensor<T> in, attention_in, middle, mlp_in;     // [B, s, C]
-        tensor<T> gate_up, hidden;                      // [B, s, 2F], [B, s, F]
-        tensor<T> attention_inverse, mlp_inverse;       // [B, s, 1]
+        tensor<T> in, attention_in, middle, mlp_in;  // [B, s, C]
+        tensor<T> gate_up, hidden;                   // [B, s, 2F], [B, s, F]
+        tensor<T> attention_inverse, mlp_inverse;    // [B, s, 1]
     };
 
     static weight_view<T const> read(weight_view<T> const& w) {

@@ -59,8 +59,8 @@ class adamw {
             auto const g = gradient[i] * scale;
             mean[i] = b1 * mean[i] + (1 - b1) * g;
             square[i] = b2 * square[i] + (1 - b2) * g * g;
-            x[i] = keep * x[i] - r * (mean[i] * mean_factor) /
-                                     (std::sqrt(square[i] * square_factor) + T(1e-8));
+            x[i] = keep * x[i] -
+                   r * (mean[i] * mean_factor) / (std::sqrt(square[i] * square_factor) + T(1e-8));
         }
     }
 

@@ -2,24 +2,23 @@
 
 #include "options.hpp"
 
-#include <ulysses/core/shape.hpp>
-
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
-#include <limits>
 
 namespace lm {
 
 namespace {
 
 constexpr auto what_it_does =
-    "Trains a small language model on a text, once for each rank count, with the same weights and\n"
-    "batches: each sequence is spread over the ranks, which are threads of this process. Prints the\n"
-    "losses side by side, speed, memory, exchanged bytes, and a text that the model writes.\n"
-    "\n"
-    "Exit status: 0 the model has learnt and rank counts agree, 1 it has not or they do not,\n"
-    "2 bad input.\n";
+    R"(Trains a small language model on a text, once for each rank count, with
+the same weights and batches: each sequence is spread over the ranks, which
+are threads of this process. Prints the losses side by side, speed, memory,
+exchanged bytes, and a text that the model writes.
+
+Exit status: 0 the model has learnt and the rank counts agree, 1 it has not
+or they do not, 2 bad input.
+)";
 
 /// Rules between the options. *Throws* `bad_input`.
 void check(options const& given) {
@@ -37,12 +36,14 @@ void check(options const& given) {
 std::optional<options> parse(int argc, char** argv) {
     options given;
     CLI::App app(what_it_does, "train_lm");
-    CLI::Range const count(1, 1 << 20);
-    app.add_option("TEXT_FILE", given.text_file, "the text to learn, UTF-8; its last 5 % are held out")
+    // Without a description, help shows no range.
+    auto const count = CLI::Range(1, 1 << 20).description("");
+    app.add_option("TEXT_FILE", given.text_file,
+                   "the text to learn, UTF-8; its last 5 % are held out")
         ->required();
     app.add_option("--ranks", given.ranks, "rank counts to train with, one after the other")
         ->delimiter(',')
-        ->check(CLI::Range(1, 64))
+        ->check(CLI::Range(1, 64).description(""))
         ->capture_default_str();
     app.add_option("--heads", given.model.heads, "query heads; any number on any number of ranks")
         ->check(count)
@@ -66,21 +67,20 @@ std::optional<options> parse(int argc, char** argv) {
     app.add_option("--dtype", given.dtype, "element type: float or double")
         ->check(CLI::IsMember({"float", "double"}))
         ->capture_default_str();
-    app.add_option("--attention", given.attention,
-                   "blocked, or reference (by the formula, slow)")
+    app.add_option("--attention", given.attention, "blocked, or reference (by the formula, slow)")
         ->check(CLI::IsMember({"blocked", "reference"}))
         ->capture_default_str();
     app.add_option("--seed", given.seed, "of weights, batches and the sample")
         ->capture_default_str();
     app.add_option("--learning-rate", given.learning_rate, "its largest value")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(CLI::Range(0.0, 1.0).description(""))
         ->capture_default_str();
     app.add_option("--sample", given.sample, "bytes that the model writes at the end")
-        ->check(CLI::Range(0, 1 << 20))
+        ->check(CLI::Range(0, 1 << 20).description(""))
         ->capture_default_str();
     app.add_option("--tolerance", given.tolerance,
                    "fail when a loss differs by more from the first rank count's")
-        ->check(CLI::Range(0.0, std::numeric_limits<double>::max()));
+        ->check(CLI::NonNegativeNumber.description(""));
     try {
         app.parse(argc, argv);
         check(given);

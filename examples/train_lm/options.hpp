@@ -19,10 +19,10 @@ struct bad_input : std::runtime_error {
 struct options {
     std::string text_file;
     std::vector<int> ranks{1, 4};
-    model_shape model{.layers = 3, .width = 192, .heads = 6, .kv_heads = 2};
+    model_shape model{.layers = 2, .width = 96, .heads = 6, .kv_heads = 2};
     std::int64_t tokens = 1024;
     std::int64_t batch = 1;
-    std::int64_t steps = 300;
+    std::int64_t steps = 1000;
     std::string dtype = "float";
     std::string attention = "blocked";
     std::uint64_t seed = 1;

@@ -12,7 +12,8 @@ namespace lm {
 /// A bar that a run draws on a terminal, and wipes at its end; nothing anywhere else.
 class progress {
    public:
-    progress(bool wanted, int ranks) : shown_(wanted && isatty(STDERR_FILENO) != 0), ranks_(ranks) {}
+    progress(bool wanted, int ranks)
+        : shown_(wanted && isatty(STDERR_FILENO) != 0), ranks_(ranks) {}
     progress(progress const&) = delete;
     progress& operator=(progress const&) = delete;
     ~progress() {

@@ -2,7 +2,6 @@
 
 #include "report.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -12,18 +11,21 @@ namespace {
 
 constexpr double mebi = 1 << 20;
 
+/// Unlike std::max, keeps what is not a number.
+double larger(double a, double b) { return a >= b || std::isnan(a) ? a : b; }
+
 /// The largest difference of step `i`'s losses from the first run's.
 double difference(std::vector<run_report> const& runs, std::size_t i) {
     double largest = 0;
     for (auto const& run : runs)
-        largest = std::max(largest, std::abs(run.losses[i] - runs.front().losses[i]));
+        largest = larger(largest, std::abs(run.losses[i] - runs.front().losses[i]));
     return largest;
 }
 
 double largest_difference(std::vector<run_report> const& runs) {
     double largest = 0;
     for (std::size_t i = 0; i < runs.front().losses.size(); ++i)
-        largest = std::max(largest, difference(runs, i));
+        largest = larger(largest, difference(runs, i));
     return largest;
 }
 
@@ -59,8 +61,7 @@ std::int64_t closed_form(options const& given, int ranks) {
     auto const& model = given.model;
     auto const shape = ulysses::checked(
         {.heads = model.heads, .kv_heads = model.kv_heads, .head_dim = model.head_dim()});
-    auto const elements =
-        ulysses::closed_form_elements(shape, given.batch, given.tokens, ranks);
+    auto const elements = ulysses::closed_form_elements(shape, given.batch, given.tokens, ranks);
     auto const size = given.dtype == "double" ? sizeof(double) : sizeof(float);
     // The backward exchanges as many elements as the forward.
     return 2 * model.layers * elements * static_cast<std::int64_t>(size);
@@ -108,8 +109,8 @@ void print_head(options const& given, text const& source) {
                 static_cast<long long>(m.head_dim()));
     std::printf("steps    %lld of %lld x %lld tokens, %s, %s attention over %s\n",
                 static_cast<long long>(given.steps), static_cast<long long>(given.batch),
-                static_cast<long long>(given.tokens), given.dtype.c_str(),
-                given.attention.c_str(), std::string(gemm_name).c_str());
+                static_cast<long long>(given.tokens), given.dtype.c_str(), given.attention.c_str(),
+                std::string(gemm_name).c_str());
     std::fflush(stdout);
 }
 
@@ -120,8 +121,7 @@ void print_report(options const& given, std::vector<run_report> const& runs) {
     std::printf("\n");
     print_line("training seconds", "%14.1f", runs, [](auto const& run) { return run.seconds; });
     auto const tokens = static_cast<double>(given.steps * given.batch * given.tokens);
-    print_line("tokens/s", "%14.0f", runs,
-               [&](auto const& run) { return tokens / run.seconds; });
+    print_line("tokens/s", "%14.0f", runs, [&](auto const& run) { return tokens / run.seconds; });
     print_line("weights, gradients, optimizer a rank, MiB", "%14.2f", runs, [&](auto const& run) {
         auto const size = given.dtype == "double" ? sizeof(double) : sizeof(float);
         return static_cast<double>(4 * run.parameters * size) / mebi;
@@ -145,18 +145,19 @@ std::string complaint(options const& given, std::vector<run_report> const& runs)
     using ulysses::concat;
     for (auto const& run : runs) {
         if (run.moved_bytes != run.planned_bytes)
-            return concat("P = ", run.ranks, " exchanged other bytes than planned: ",
-                          run.moved_bytes, " counted, ", run.planned_bytes, " planned");
+            return concat("P = ", run.ranks,
+                          " exchanged other bytes than planned: ", run.moved_bytes, " counted, ",
+                          run.planned_bytes, " planned");
         auto const whole_heads = given.model.heads % run.ranks == 0;
         auto const form = given.steps * closed_form(given, run.ranks);
         if (whole_heads && given.tokens % run.ranks == 0 && run.moved_bytes != form)
-            return concat("P = ", run.ranks, " exchanged other bytes than the closed form: ",
-                          run.moved_bytes, " counted, ", form, " expected");
+            return concat("P = ", run.ranks,
+                          " exchanged other bytes than the closed form: ", run.moved_bytes,
+                          " counted, ", form, " expected");
         if (!(run.final_bits < run.first_bits - 0.5))
             return concat("P = ", run.ranks, " did not learn: ", run.final_bits,
                           " bits a byte on held-out text, ", run.first_bits, " before training");
     }
-    // Written so that a loss that is not a number fails as well.
     if (given.tolerance && !(largest_difference(runs) <= *given.tolerance)) {
         char text[120];
         std::snprintf(text, sizeof text, "losses differ by %.3e, more than the tolerance %.3e",

@@ -10,8 +10,8 @@
 
 namespace lm {
 
-/// Rotary position embedding as the epilogue of a dense projection: turns the pair (d, d + D/2) of q
-/// and k by an angle that grows with the token's position. The position is the one in the whole
+/// Rotary position embedding as the epilogue of a dense projection: turns the pair (d, d + D/2) of
+/// q and k by an angle that grows with the token's position. The position is the one in the whole
 /// sequence, whichever rank holds the token. *Source*: Su et al., "RoFormer" (2021).
 class rope {
    public:

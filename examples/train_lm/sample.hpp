@@ -23,8 +23,7 @@ std::uint8_t draw(std::span<T const> logits, double temperature, std::mt19937_64
     std::array<double, vocabulary> upto{};
     double total = 0;
     for (std::size_t v = 0; v < upto.size(); ++v)
-        upto[v] = total +=
-            std::exp((static_cast<double>(logits[v]) - largest) / temperature);
+        upto[v] = total += std::exp((static_cast<double>(logits[v]) - largest) / temperature);
     auto const point = std::uniform_real_distribution<double>(0, total)(generator);
     auto const found = std::lower_bound(upto.begin(), upto.end() - 1, point);
     return static_cast<std::uint8_t>(found - upto.begin());
@@ -48,8 +47,8 @@ std::string continued(model<T, Attention>& model, weights<T> const& w, std::stri
         std::int64_t last = -1;  // this rank's index of the last token, if it holds it
         for (std::int64_t i = 0; i < own; ++i) {
             auto const position = step.queries().position(rank, i);
-            bytes.push_back(static_cast<std::uint8_t>(
-                text[begin + static_cast<std::size_t>(position)]));
+            bytes.push_back(
+                static_cast<std::uint8_t>(text[begin + static_cast<std::size_t>(position)]));
             if (position == seen - 1) last = i;
         }
         auto const& logits = model.infer(step, w, bytes);

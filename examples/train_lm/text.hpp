@@ -36,10 +36,10 @@ class text {
         if (bytes_.empty()) throw bad_input("the text file '" + file + "' is empty");
         auto const least = 20 * static_cast<std::size_t>(tokens + 1);
         if (bytes_.size() < least)
-            throw bad_input("the text file '" + file + "' is too short: " +
-                            std::to_string(bytes_.size()) + " bytes; sequences of " +
-                            std::to_string(tokens) + " tokens need at least " +
-                            std::to_string(least));
+            throw bad_input("the text file '" + file +
+                            "' is too short: " + std::to_string(bytes_.size()) +
+                            " bytes; sequences of " + std::to_string(tokens) +
+                            " tokens need at least " + std::to_string(least));
     }
 
     std::span<std::uint8_t const> all() const { return bytes_; }

@@ -28,10 +28,10 @@ struct run_report {
     std::vector<double> losses;  ///< nats a token, of every step
     double seconds = 0;          ///< of the training steps alone
     std::size_t parameters = 0;
-    std::size_t activation_bytes = 0;  ///< of the rank that holds most
-    std::size_t workspace_bytes = 0;   ///< of the rank that holds most
-    std::int64_t moved_bytes = 0;      ///< counted, all ranks, of all training steps
-    std::int64_t planned_bytes = 0;    ///< what the plans say of the same
+    std::size_t activation_bytes = 0;       ///< of the rank that holds most
+    std::size_t workspace_bytes = 0;        ///< of the rank that holds most
+    std::int64_t moved_bytes = 0;           ///< counted, all ranks, of all training steps
+    std::int64_t planned_bytes = 0;         ///< what the plans say of the same
     double first_bits = 0, final_bits = 0;  ///< a byte, on held-out text
     std::string prompt, sample;             ///< the sample begins with the prompt
 };
@@ -75,8 +75,8 @@ class trainer {
         report.planned_bytes = given_.steps * planned_bytes();
         report.activation_bytes = static_cast<std::size_t>(
             over_ranks(model_.activation_bytes(), ulysses::reduction::max));
-        report.workspace_bytes = static_cast<std::size_t>(
-            over_ranks(model_.workspace_bytes(), ulysses::reduction::max));
+        report.workspace_bytes =
+            static_cast<std::size_t>(over_ranks(model_.workspace_bytes(), ulysses::reduction::max));
         report.final_bits = held_out_bits();
         return report;
     }

@@ -71,7 +71,8 @@ class weights {
     /// The same on every rank and, but for rounding, for every element type.
     void initialise(std::uint64_t seed) {
         std::mt19937_64 generator(seed);
-        std::normal_distribution<double> normal(0, 0.02);
+        std::normal_distribution<double> normal(0,
+                                                0.6 / std::sqrt(static_cast<double>(shape_.width)));
         for (auto& each : matrices()) each = static_cast<T>(normal(generator));
         std::fill(elements_.begin() + matrices_, elements_.end(), T(1));
         // What is added to the residual stream starts small, so that the sum over layers does not.

@@ -121,6 +121,8 @@ class pipeline {
     void attend_backward(sequence const& step, context_type& saved, DO const& dout, DQ const& dq,
                          DK const& dk, DV const& dv, where at = where::here()) {
         using T = operand_type<DO, DQ, DK, DV>;
+        static_assert(differentiable_attention_for<Attention, T> ||
+                      explain_differentiable_attention<Attention, T>());
         auto const& moves = planned_by_all(step, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
@@ -145,6 +147,8 @@ class pipeline {
                          V const& v, O const& o, DO const& dout, DQ const& dq, DK const& dk,
                          DV const& dv, where at = where::here()) {
         using T = operand_type<Q, K, V, O, DO, DQ, DK, DV>;
+        static_assert(differentiable_attention_for<Attention, T> ||
+                      explain_differentiable_attention<Attention, T>());
         auto const& moves = planned_by_all(step, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
@@ -186,6 +190,8 @@ class pipeline {
                   DY const& dy, DX const& dx, Gradients const& gradients,
                   where at = where::here()) {
         using T = operand_type<X, DY, DX>;
+        static_assert(differentiable_attention_for<Attention, T> ||
+                      explain_differentiable_attention<Attention, T>());
         static_assert(std::is_same_v<Layout, sequence_local>,
                       "ulysses: a projection accepts sequence_local views only; head_local "
                       "pipelines have `attend`.");
@@ -271,7 +277,8 @@ class pipeline {
 
     /// Text: shape, items, bytes and the way each step takes, for elements of `type`.
     std::string describe(sequence const& step, dtype type = dtype::f32) {
-        return ulysses::describe(planned(step), Layout::name, type, pass_.exchanging(plan_));
+        auto const& moves = planned(step);
+        return ulysses::describe(moves, Layout::name, type, pass_.exchanging(moves));
     }
 
     /// Bytes of scratch memory this pipeline holds on this rank, shared windows and contexts not

@@ -11,13 +11,13 @@ static_assert(ulysses::differentiable_attention_for<cblas_attention, float>);
 static_assert(ulysses::differentiable_attention_for<cblas_attention, double>);
 static_assert(cblas_attention::row_multiple() == cblas_attention::tile_rows);
 
-TEST_CASE_TEMPLATE("blocked_attention over cblas: within rounding of the reference", T, float, double,
-                   ulysses::bf16, ulysses::half) {
+TEST_CASE_TEMPLATE("blocked_attention over cblas: within rounding of the reference", T, float,
+                   double, ulysses::bf16, ulysses::half) {
     compare_with_reference<cblas_attention, T>();
 }
 
-TEST_CASE_TEMPLATE("blocked_attention over cblas: a row's bits do not depend on cuts on the grid", T,
-                   float, double, ulysses::bf16) {
+TEST_CASE_TEMPLATE("blocked_attention over cblas: a row's bits do not depend on cuts on the grid",
+                   T, float, double, ulysses::bf16) {
     constexpr auto r = cblas_attention::tile_rows;
     for (auto mask : {ulysses::mask::full, ulysses::mask::causal}) {
         compare_cuts<cblas_attention, T>({0, r, 3 * r - 37}, mask);

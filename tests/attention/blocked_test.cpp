@@ -13,8 +13,8 @@ static_assert(ulysses::differentiable_attention_for<builtin_attention, ulysses::
 static_assert(ulysses::differentiable_attention_for<builtin_attention, ulysses::half>);
 static_assert(builtin_attention::row_multiple() == 1);
 
-TEST_CASE_TEMPLATE("blocked_attention over builtin_gemm: within rounding of the reference", T, float,
-                   double, ulysses::bf16, ulysses::half) {
+TEST_CASE_TEMPLATE("blocked_attention over builtin_gemm: within rounding of the reference", T,
+                   float, double, ulysses::bf16, ulysses::half) {
     compare_with_reference<builtin_attention, T>();
 }
 
@@ -55,9 +55,8 @@ TEST_CASE("blocked_attention: dk and dv are added to, and items of one head add 
     low.backward(attention), high.backward(attention);
     auto const bound = bounds_of(whole);
     auto const sum = high.dk.view();
-    for_each(low.dk.view(), [&](auto b, auto s, auto h, auto d) {
-        sum(b, s, h, d) += low.dk.view()(b, s, h, d);
-    });
+    for_each(low.dk.view(),
+             [&](auto b, auto s, auto h, auto d) { sum(b, s, h, d) += low.dk.view()(b, s, h, d); });
     CHECK(largest_difference(high.dk, exact.dk) <= bound.dk);
 }
 
@@ -105,8 +104,8 @@ TEST_CASE("blocked_attention: gradients are those of finite differences") {
     compare(p.v, p.dv);
 }
 
-TEST_CASE_TEMPLATE("blocked_attention: large scores neither overflow nor leave the softmax", T, float,
-                   double) {
+TEST_CASE_TEMPLATE("blocked_attention: large scores neither overflow nor leave the softmax", T,
+                   float, double) {
     std::mt19937_64 random{9};
     auto p = random_problem<T>(random, {.tokens = 520,
                                         .keys = 520,

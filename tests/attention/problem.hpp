@@ -120,8 +120,9 @@ struct problem {
     template <class Attention>
     void backward(Attention const& attention) {
         prepare(attention);
-        ulysses::attention_backward_views<T> views{q.view(),   k.view(),  v.view(),  o.view(), dout.view(),
-                                                   lse.view(), dq.view(), dk.view(), dv.view()};
+        ulysses::attention_backward_views<T> views{q.view(),  k.view(),    v.view(),
+                                                   o.view(),  dout.view(), lse.view(),
+                                                   dq.view(), dk.view(),   dv.view()};
         attention.template backward<T>(call(), views);
     }
 };
@@ -165,7 +166,8 @@ problem<To> converted(problem<From> const& from) {
 /// Rows [begin, begin + rows) and keys [0, held) of a whole problem as an item of their own, in another
 /// layout.
 template <class T>
-problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, int64_t held, order layout) {
+problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, int64_t held,
+                   order layout) {
     auto size = whole.size;
     size.begin = begin, size.rows = rows, size.held = held, size.layout = layout;
     std::mt19937_64 unused;
@@ -173,7 +175,8 @@ problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, int64_t
     auto const copy = [](auto& x, auto const& y, int64_t first) {
         auto const to = x.view();
         auto const from = y.view();
-        for_each(to, [&](auto b, auto s, auto h, auto d) { to(b, s, h, d) = from(b, s + first, h, d); });
+        for_each(
+            to, [&](auto b, auto s, auto h, auto d) { to(b, s, h, d) = from(b, s + first, h, d); });
     };
     auto const first = begin - whole.size.begin;
     copy(part.q, whole.q, first), copy(part.dout, whole.dout, first);
@@ -210,7 +213,8 @@ double largest_difference(operand<X> const& x, operand<Y> const& y) {
 }
 
 inline int64_t seen_by(sizes const& size, int64_t local_row) {
-    return size.mask == ulysses::mask::full ? size.keys : std::min(size.begin + local_row + 1, size.keys);
+    return size.mask == ulysses::mask::full ? size.keys
+                                            : std::min(size.begin + local_row + 1, size.keys);
 }
 
 /// p_ij from its definition, in double.
@@ -221,8 +225,9 @@ std::vector<double> probabilities(problem<T> const& p, int64_t b, int64_t row, i
     for (std::size_t j = 0; j < e.size(); ++j) {
         double s = 0;
         for (int64_t d = 0; d < p.size.dim; ++d)
-            s += static_cast<double>(p.q.view()(b, row, head, d)) *
-                 static_cast<double>(p.k.view()(b, static_cast<int64_t>(j), head / p.size.group, d));
+            s +=
+                static_cast<double>(p.q.view()(b, row, head, d)) *
+                static_cast<double>(p.k.view()(b, static_cast<int64_t>(j), head / p.size.group, d));
         sum += e[j] = std::exp(p.size.scale * s);
     }
     for (auto& x : e) x /= sum;
@@ -242,19 +247,21 @@ bounds bounds_of(problem<T> const& p) {
     auto const d = static_cast<double>(p.size.dim), dv = static_cast<double>(p.size.value_dim);
     auto const keys = static_cast<double>(p.size.held);
     auto const scale = std::fabs(p.size.scale);
-    std::vector<double> weight(at(p.size.batch * p.size.kv_heads * p.size.held));  // sum_i p_ij of a column
+    std::vector<double> weight(
+        at(p.size.batch * p.size.kv_heads * p.size.held));  // sum_i p_ij of a column
     for (int64_t b = 0; b < p.size.batch; ++b)
         for (int64_t h = 0; h < p.size.heads(); ++h)
             for (int64_t i = 0; i < p.size.rows; ++i) {
                 auto const row = probabilities(p, b, i, h);
                 for (std::size_t j = 0; j < row.size(); ++j)
-                    weight[at((b * p.size.kv_heads + h / p.size.group) * p.size.held) + j] += row[j];
+                    weight[at((b * p.size.kv_heads + h / p.size.group) * p.size.held) + j] +=
+                        row[j];
             }
     auto const heaviest = *std::max_element(weight.begin(), weight.end());
     auto const terms = static_cast<double>(p.size.rows * p.size.group);
-    auto const score = u * (d + 6) * scale * d;           // a score
+    auto const score = u * (d + 6) * scale * d;  // a score
     auto const lse = score + u * (keys + std::log(keys) + scale * d + 8);
-    auto const probability = 2 * score + lse + 8 * u;     // relative, of a probability
+    auto const probability = 2 * score + lse + 8 * u;  // relative, of a probability
     auto const o = probability + u * (keys + 6) + w;
     auto const ds = dv * (u * (2 * dv + 4) + o) + 2 * dv * probability;  // relative to p_ij
     return {.o = o,

@@ -35,7 +35,8 @@ sizes small(ulysses::mask mask, order layout) {
 
 TEST_CASE("reference_attention: forward is the formula") {
     for (auto mask : {ulysses::mask::full, ulysses::mask::causal})
-        for (auto layout : {order::heads_first, order::tokens_first, order::padded, order::batch_inner}) {
+        for (auto layout :
+             {order::heads_first, order::tokens_first, order::padded, order::batch_inner}) {
             std::mt19937_64 random{7};
             auto p = random_problem<double>(random, small(mask, layout));
             INFO(p.size.text());
@@ -45,13 +46,15 @@ TEST_CASE("reference_attention: forward is the formula") {
                 auto const row = probabilities(p, b, i, h);
                 double expected = 0;
                 for (std::size_t j = 0; j < row.size(); ++j)
-                    expected += row[j] * p.v.view()(b, static_cast<int64_t>(j), h / p.size.group, d);
+                    expected +=
+                        row[j] * p.v.view()(b, static_cast<int64_t>(j), h / p.size.group, d);
                 CHECK(o(b, i, h, d) == doctest::Approx(expected).epsilon(1e-13));
                 double first = 0;  // p_i0 = exp(s_i0 - lse_i)
                 for (int64_t x = 0; x < p.size.dim; ++x)
                     first += p.q.view()(b, i, h, x) * p.k.view()(b, 0, h / p.size.group, x);
                 auto const lse = p.lse.view()(b, i, h, 0);
-                CHECK(std::exp(p.size.scale * first - lse) == doctest::Approx(row[0]).epsilon(1e-13));
+                CHECK(std::exp(p.size.scale * first - lse) ==
+                      doctest::Approx(row[0]).epsilon(1e-13));
             });
         }
 }
@@ -102,7 +105,9 @@ TEST_CASE("reference_attention: a row without keys is zero with lse -inf") {
 TEST_CASE("reference_attention: wrong operands are refused before anything is written") {
     std::mt19937_64 random{1};
     ulysses::reference_attention const attention;
-    auto const fresh = [&] { return random_problem<float>(random, small(ulysses::mask::causal, order::padded)); };
+    auto const fresh = [&] {
+        return random_problem<float>(random, small(ulysses::mask::causal, order::padded));
+    };
     auto few_keys = fresh();
     few_keys.k.extents[1] = few_keys.v.extents[1] = 7;  // rows 2-7 see keys 0-7
     CHECK_THROWS_AS(few_keys.forward(attention), ulysses::invalid_tensor);
@@ -119,8 +124,9 @@ TEST_CASE("reference_attention: wrong operands are refused before anything is wr
     cramped.prepare(attention);
     auto call = cramped.call();
     call.workspace = call.workspace.first(64);
-    CHECK_THROWS_AS(attention.forward<float>(call, cramped.q.view(), cramped.k.view(), cramped.v.view(),
-                                             cramped.o.view(), cramped.lse.view()),
+    CHECK_THROWS_AS(attention.forward<float>(call, cramped.q.view(), cramped.k.view(),
+                                             cramped.v.view(), cramped.o.view(),
+                                             cramped.lse.view()),
                     ulysses::invalid_call);
     CHECK(std::isnan(cramped.o.memory[0]));
 }

@@ -343,6 +343,36 @@ TEST_CASE("threads: groups and handles that cannot be") {
     CHECK_THROWS_AS(two.handle(-1), uly::invalid_call);
 }
 
+TEST_CASE("threads: what a rank shows stays while it is read, even when the group fails meanwhile") {
+    // A rank that leaves a call by an error frees its operand at once; the address sanitizer sees a
+    // slower rank that still reads it.
+    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+        CAPTURE(seed);
+        uly::threads::group const owner(3);
+        std::vector<report> reports(3);
+        {
+            std::vector<std::jthread> threads;
+            for (int r = 0; r < 3; ++r)
+                threads.emplace_back([&, r] {
+                    auto const g = owner.handle(r);
+                    reports[at(r)] = report_of([&] {
+                        for (;;) {
+                            std::vector<std::int64_t> values(20000, r);
+                            g.all_reduce(std::span(values), reduction::sum);
+                            require(values[7] == 3, "a wrong sum");
+                            std::vector<std::int64_t> all(60000);
+                            g.all_gather(std::as_bytes(std::span(values)), std::as_writable_bytes(std::span(all)));
+                            g.broadcast(std::as_writable_bytes(std::span(values)), 1);
+                        }
+                    });
+                });
+            std::this_thread::sleep_for(std::chrono::microseconds(500 + 37 * (seed % 20)));
+            owner.handle(2).leave("from outside");
+        }
+        for (auto const& each : reports) CHECK(each.code == errc::peer_failed);
+    }
+}
+
 // reductions --------------------------------------------------------------------------------------
 
 TEST_CASE_TEMPLATE("threads: all_reduce combines in rank order, the same bits on every rank", T, float, double,
@@ -593,6 +623,7 @@ TEST_CASE("threads: two groups side by side keep their windows and counts apart"
             if (x.address(in_a, x.rank())[0] != std::byte{1}) return "another group's bytes in a";
             y.fence({});
             if (y.address(in_b, y.rank())[0] != std::byte{2}) return "another group's bytes in b";
+            x.fence({});  // b is read before it is written again
         }
         return y.begin_call() == 1 && x.begin_call() == 1 ? "" : "call counts are shared";
     };

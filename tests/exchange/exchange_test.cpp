@@ -75,7 +75,8 @@ void for_own_rows(uly::plan const& moves, std::byte* window, uly::region const& 
                   uly::region const& k, Use const& use) {
     uly::head_operand<float> const queries(window, q, moves.layer().head_dim),
         keys(window, k, moves.layer().head_dim);
-    auto const each = [&](uly::head_view<float> const& view, int64_t token, int64_t head, bool key) {
+    auto const each = [&](uly::head_view<float> const& view, int64_t token, int64_t head,
+                          bool key) {
         for (int64_t b = 0; b < view.batch(); ++b)
             for (int64_t s = 0; s < view.tokens(); ++s)
                 for (int64_t h = 0; h < view.heads(); ++h)
@@ -143,7 +144,8 @@ void round_trip(uly::shape const& layer, uly::sequence const& step, fault& wrong
 
         std::vector<bool> written(places.bytes() + 2 * guard);
         for_own_rows(moves, own, q, k, [&](float* row, auto b, auto token, auto head, bool) {
-            for (int64_t d = 0; d < layer.head_dim; ++d) wrong.unless(row[d] == code(b, token, head, d));
+            for (int64_t d = 0; d < layer.head_dim; ++d)
+                wrong.unless(row[d] == code(b, token, head, d));
             auto const first = static_cast<std::size_t>(reinterpret_cast<std::byte*>(row) - own);
             for (std::size_t i = 0; i < static_cast<std::size_t>(layer.head_dim) * 4; ++i)
                 written[first + i] = true;
@@ -159,8 +161,8 @@ void round_trip(uly::shape const& layer, uly::sequence const& step, fault& wrong
         moving.add<float, float>({});
         c.fence({});
 
-        // Integers below 2^24: sums over the ranks that share a key are exact, so that dividing by their
-        // number gives the value back.
+        // Integers below 2^24: sums over the ranks that share a key are exact, so that dividing by
+        // their number gives the value back.
         auto const keys = back.keys();
         for (int64_t b = 0; b < keys.batch(); ++b)
             for (int64_t s = 0; s < keys.tokens(); ++s)
@@ -180,21 +182,24 @@ void round_trip(uly::shape const& layer, uly::sequence const& step, fault& wrong
         auto const queries = back.queries(), sent = local.queries();
         for (int64_t b = 0; b < queries.batch(); ++b)
             for (int64_t s = 0; s < queries.tokens(); ++s)
-                wrong.unless(std::memcmp(queries.row(b, s, 0), sent.row(b, s, 0),
-                                         static_cast<std::size_t>(layer.heads * layer.head_dim) * 4) == 0);
+                wrong.unless(
+                    std::memcmp(queries.row(b, s, 0), sent.row(b, s, 0),
+                                static_cast<std::size_t>(layer.heads * layer.head_dim) * 4) == 0);
         // Gaps between the rows of a local operand belong to the caller.
         for (auto const* x : {&back.q, &back.k}) {
             auto const& e = x == &back.q ? back.query : back.key;
             auto const token = e[2] * e[3] + rank_operands::gap;
             for (std::size_t i = 0; i < x->size(); ++i)
-                if (static_cast<int64_t>(i) % token >= e[2] * e[3]) wrong.unless(std::isnan((*x)[i]));
+                if (static_cast<int64_t>(i) % token >= e[2] * e[3])
+                    wrong.unless(std::isnan((*x)[i]));
         }
     });
 }
 
 }  // namespace
 
-TEST_CASE("exchange: gather(scatter(x)) = x bit for bit, nothing outside the regions is written (case 1)") {
+TEST_CASE("exchange: gather(scatter(x)) = x bit for bit, nothing outside the regions is written "
+          "(case 1)") {
     constexpr std::uint64_t first_seed = 1, count = 60;
     MESSAGE("seeds " << first_seed << " .. " << first_seed + count - 1);
     for (auto seed = first_seed; seed < first_seed + count; ++seed)
@@ -236,7 +241,8 @@ TEST_CASE("exchange: a group of one rank exchanges with itself") {
     auto const view = whole.queries(moves, moves.items()[0]);
     for (int64_t s = 0; s < 5; ++s)
         for (int64_t h = 0; h < 2; ++h) CHECK(view(0, s, h, 0) == static_cast<float>(10 * s + h));
-    moving.get(moves.query_blocks(), window, places.q, uly::token_view<float>(back.data(), {1, 5, 2, 1}));
+    moving.get(moves.query_blocks(), window, places.q,
+               uly::token_view<float>(back.data(), {1, 5, 2, 1}));
     moving.move({});
     CHECK(back == q);
 }
@@ -264,15 +270,15 @@ TEST_CASE("exchange: golden vectors, two ranks, two tokens each (cases 1 and 2)"
             moving.move({});
             moving.publish({});
             if (c.rank() != 1) return;
-            auto const view =
-                uly::head_operand<float>(c.address(window, 1), places.q, 1)
-                    .queries(moves, moves.items()[0]);
+            auto const view = uly::head_operand<float>(c.address(window, 1), places.q, 1)
+                                  .queries(moves, moves.items()[0]);
             REQUIRE(view.extents == uly::extents4{batch, 4, 2, 1});
             for (int64_t b = 0; b < batch; ++b)
                 for (int64_t s = 0; s < 4; ++s)
                     for (int64_t h = 0; h < 2; ++h) seen.push_back(view(b, s, h, 0));
         });
-        std::vector<float> const golden{2, 3, 12, 13, 22, 23, 32, 33, 1002, 1003, 1012, 1013, 1022, 1023, 1032, 1033};
+        std::vector<float> const golden{2,    3,    12,   13,   22,   23,   32,   33,
+                                        1002, 1003, 1012, 1013, 1022, 1023, 1032, 1033};
         CHECK(seen == std::vector(golden.begin(), golden.begin() + batch * 8));
     }
 }
@@ -294,7 +300,8 @@ struct ulysses::tensor_traits<sequence_first> {
     static extents4 extents(sequence_first const& x) { return x.sizes; }
 };
 
-TEST_CASE("exchange: sequence-first operands come back as the transpose of batch-first ones (case 3)") {
+TEST_CASE(
+    "exchange: sequence-first operands come back as the transpose of batch-first ones (case 3)") {
     auto const step = uly::sequence::split(2, 2, 4);
     int wrong = 0;
     uly::threads::run(2, [&](communicator c) {
@@ -302,7 +309,8 @@ TEST_CASE("exchange: sequence-first operands come back as the transpose of batch
         moves.rebuild(uly::checked({.heads = 4, .head_dim = 1}), step, 2, c.rank(), 1);
         layout const places(moves);
         auto const window = c.make_window(places.bytes());
-        // Head-local [B = 2, S = 4, heads of this rank, 1], written where an attention functor would.
+        // Head-local [B = 2, S = 4, heads of this rank, 1], written where an attention functor
+        // would.
         auto const own = uly::head_operand<float>(c.address(window, c.rank()), places.q, 1)
                              .queries(moves, moves.items()[0]);
         for (int64_t b = 0; b < 2; ++b)
@@ -337,12 +345,13 @@ TEST_CASE("exchange: parts of a shared key-value head are summed in rank order")
     // Floats whose sum depends on the order: the result must be that of adding rank by rank.
     auto const part = [](int rank, int64_t head, int64_t key) {
         std::mt19937_64 random{static_cast<std::uint64_t>(rank * 1000 + head * 100 + key)};
-        return std::ldexp(static_cast<float>(below(random, 1 << 20)), static_cast<int>(below(random, 20)));
+        return std::ldexp(static_cast<float>(below(random, 1 << 20)),
+                          static_cast<int>(below(random, 20)));
     };
     for (int ranks : {3, 4, 8}) {
         fault wrong;
-        auto const layer = uly::checked(
-            {.heads = 4, .kv_heads = 2, .head_dim = 1, .mask = uly::mask::causal});
+        auto const layer =
+            uly::checked({.heads = 4, .kv_heads = 2, .head_dim = 1, .mask = uly::mask::causal});
         auto const step = uly::sequence::of(1, zigzag(21, ranks));
         uly::threads::run(ranks, [&](communicator c) {
             uly::plan moves;
@@ -372,7 +381,8 @@ TEST_CASE("exchange: parts of a shared key-value head are summed in rank order")
                     for (int r = 0; r < ranks; ++r) {
                         bool uses = false;
                         for (auto const& item : moves.items(r))
-                            uses = uses || (item.kv_begin <= h && h < item.kv_end && token < item.key_end);
+                            uses = uses ||
+                                   (item.kv_begin <= h && h < item.kv_end && token < item.key_end);
                         if (uses) sum = any ? sum + part(r, h, token) : part(r, h, token);
                         any = any || uses;
                     }
@@ -384,8 +394,9 @@ TEST_CASE("exchange: parts of a shared key-value head are summed in rank order")
 }
 
 TEST_CASE("exchange: no poison survives 100 rounds with random delays (case 29)") {
-    // Every rank poisons its own windows whenever the protocol says that they are its own, and sleeps at
-    // random: a block that came late, or was read early, shows as NaN or as another round's value.
+    // Every rank poisons its own windows whenever the protocol says that they are its own, and
+    // sleeps at random: a block that came late, or was read early, shows as NaN or as another
+    // round's value.
     constexpr std::uint64_t seed = 29;
     MESSAGE("seed " << seed);
     for (int ranks : {2, 4}) {
@@ -428,8 +439,9 @@ TEST_CASE("exchange: no poison survives 100 rounds with random delays (case 29)"
                 poison(out);
                 for_own_rows(moves, in, places.q, places.k,
                              [&](float* row, auto, auto, auto, bool key) {
-                                 if (!key) std::memcpy(out + (reinterpret_cast<std::byte*>(row) - in), row,
-                                                       static_cast<std::size_t>(layer.head_dim) * 4);
+                                 if (!key)
+                                     std::memcpy(out + (reinterpret_cast<std::byte*>(row) - in),
+                                                 row, static_cast<std::size_t>(layer.head_dim) * 4);
                              });
                 pause();
                 poison(in);
@@ -462,7 +474,8 @@ TEST_CASE("exchange: what an abandoned call has listed is forgotten") {
     moving.begin(none);
     moving.get(moves.query_blocks(), window, places.q, uly::token_view<float>(freed, {1, 2, 1, 1}));
     moving.begin(none);  // the call before threw ahead of its move
-    moving.put(moves.query_blocks(), window, places.q, uly::token_view<float const>(back, {1, 2, 1, 1}));
+    moving.put(moves.query_blocks(), window, places.q,
+               uly::token_view<float const>(back, {1, 2, 1, 1}));
     moving.move({});
     CHECK(freed[0] == 5);
     CHECK(freed[1] == 6);

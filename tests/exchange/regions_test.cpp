@@ -29,7 +29,8 @@ void check_apart(std::size_t arena_bytes, int64_t query_rows, int64_t key_rows,
         CHECK(place.pitch % 64 == 0);
         CHECK(place.pitch >= place.row_bytes);
         CHECK(place.pitch < place.row_bytes + 64);
-        end = place.offset + static_cast<std::size_t>(place.pitch * (of_queries ? query_rows : key_rows));
+        end = place.offset +
+              static_cast<std::size_t>(place.pitch * (of_queries ? query_rows : key_rows));
     }
     CHECK(arena_bytes == end);
 }
@@ -53,9 +54,8 @@ TEST_CASE("regions: the operands of an arena lie apart, rows on lines of their o
         CHECK(f.o.row_bytes == 5 * 4);
 
         auto const b = uly::backward_regions::of<uly::bf16>(moves);
-        std::vector<std::pair<uly::region, bool>> in{{b.dout, true}}, out{{b.dq, true},
-                                                                          {b.dk, false},
-                                                                          {b.dv, false}};
+        std::vector<std::pair<uly::region, bool>> in{{b.dout, true}},
+            out{{b.dq, true}, {b.dk, false}, {b.dv, false}};
         if (keep != uly::keep::exchanged)
             in.insert(in.end(), {{b.q, true}, {b.k, false}, {b.v, false}});
         if (keep == uly::keep::local) in.push_back({b.o, true});
@@ -84,8 +84,9 @@ TEST_CASE("regions: the items of a rank share no row of its regions and stay ins
         for (int rank = 0; rank < ranks; ++rank) {
             CAPTURE(ranks);
             CAPTURE(rank);
-            auto const moves = plan_of(
-                {.heads = 12, .kv_heads = 4, .head_dim = 3, .mask = uly::mask::causal}, 19, ranks, rank);
+            auto const moves =
+                plan_of({.heads = 12, .kv_heads = 4, .head_dim = 3, .mask = uly::mask::causal}, 19,
+                        ranks, rank);
             uly::region const place{64, 64, 12};
             auto const rows = static_cast<std::size_t>(moves.query_region_rows());
             std::vector<float> memory((rows + 1) * 16);

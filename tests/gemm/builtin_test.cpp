@@ -14,8 +14,8 @@ static_assert(ulysses::gemm_for<ulysses::builtin_gemm, float>);
 static_assert(ulysses::gemm_for<ulysses::builtin_gemm, double>);
 static_assert(ulysses::builtin_gemm::rows_independent);
 
-TEST_CASE_TEMPLATE("builtin_gemm: equals the formula for any shape, stride and transposition", T, float,
-                   double) {
+TEST_CASE_TEMPLATE("builtin_gemm: equals the formula for any shape, stride and transposition", T,
+                   float, double) {
     int64_t const sizes[] = {1, 2, 7, 8, 9, 31, 32, 33, 65, 100};
     for (std::uint64_t seed = 1; seed <= 60; ++seed) {
         CAPTURE(seed);
@@ -28,8 +28,8 @@ TEST_CASE_TEMPLATE("builtin_gemm: equals the formula for any shape, stride and t
     }
 }
 
-TEST_CASE_TEMPLATE("builtin_gemm: bits of an element do not depend on m, n or zeros ending k", T, float,
-                   double) {
+TEST_CASE_TEMPLATE("builtin_gemm: bits of an element do not depend on m, n or zeros ending k", T,
+                   float, double) {
     for (std::uint64_t seed = 1; seed <= 12; ++seed) {
         CAPTURE(seed);
         std::mt19937_64 random{seed};
@@ -38,7 +38,8 @@ TEST_CASE_TEMPLATE("builtin_gemm: bits of an element do not depend on m, n or ze
             for (int64_t q = 290; q < 300; ++q)
                 for (int64_t r = 0; r < whole.m; ++r)
                     whole.a[at(i * whole.a_rows() * whole.a_stride +
-                               (whole.a_transposed ? q * whole.a_stride + r : r * whole.a_stride + q))] = 0;
+                               (whole.a_transposed ? q * whole.a_stride + r
+                                                   : r * whole.a_stride + q))] = 0;
         auto expected = whole.c;
         ulysses::builtin_gemm{}(whole.call(expected.data()));
         for (int64_t m0 : {0, 1, 13, 44})
@@ -53,7 +54,8 @@ TEST_CASE_TEMPLATE("builtin_gemm: bits of an element do not depend on m, n or ze
                     ulysses::builtin_gemm{}(call);
                     for (int64_t r = m0; r < m0 + m; ++r) {
                         auto const row = at(r * whole.c_stride);
-                        CHECK(std::memcmp(out.data() + row, expected.data() + row, at(n) * sizeof(T)) == 0);
+                        CHECK(std::memcmp(out.data() + row, expected.data() + row,
+                                          at(n) * sizeof(T)) == 0);
                     }
                 }
     }

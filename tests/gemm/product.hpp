@@ -59,8 +59,9 @@ struct product {
     }
 
     std::string text() const {
-        return std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k) + ", batch " +
-               std::to_string(batch) + (a_transposed ? ", A^T" : "") + (b_transposed ? ", B^T" : "");
+        return std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k) +
+               ", batch " + std::to_string(batch) + (a_transposed ? ", A^T" : "") +
+               (b_transposed ? ", B^T" : "");
     }
 };
 
@@ -116,10 +117,13 @@ double error_over_bound(product<T> const& p, Gemm const& gemm) {
                     sum += static_cast<long double>(p.beta) * p.c[place];
                     size += std::fabs(static_cast<long double>(p.beta) * p.c[place]);
                 }
-                auto const error = static_cast<double>(std::fabs(sum - static_cast<long double>(out[place])));
+                auto const error =
+                    static_cast<double>(std::fabs(sum - static_cast<long double>(out[place])));
                 auto const bound = static_cast<double>(p.k + 3) * unit * static_cast<double>(size);
-                if (!(error <= bound)) worst = std::max(worst, bound > 0 ? error / bound : INFINITY);
-                else if (bound > 0) worst = std::max(worst, error / bound);
+                if (!(error <= bound))
+                    worst = std::max(worst, bound > 0 ? error / bound : INFINITY);
+                else if (bound > 0)
+                    worst = std::max(worst, error / bound);
             }
     return worst;
 }

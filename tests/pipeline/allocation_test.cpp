@@ -14,7 +14,8 @@ std::atomic<long> allocations{0};
 
 void* counted(std::size_t bytes, std::size_t alignment) {
     allocations.fetch_add(1, std::memory_order_relaxed);
-    return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment + alignment);
+    return std::aligned_alloc(alignment,
+                              (bytes + alignment - 1) / alignment * alignment + alignment);
 }
 void* counted_or_throw(std::size_t bytes, std::size_t alignment) {
     if (auto* const memory = counted(bytes, alignment)) return memory;
@@ -24,27 +25,35 @@ constexpr std::size_t usual = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
 
 }  // namespace
 
-// The whole program allocates through these; the array forms end in them. Not inlined: g++ would take the
-// pairs it sees apart for mismatched.
+// The whole program allocates through these; the array forms end in them. Not inlined: g++ would
+// take the pairs it sees apart for mismatched.
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return counted_or_throw(bytes, usual); }
-[[gnu::noinline]] void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept { return counted(bytes, usual); }
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept {
+    return counted(bytes, usual);
+}
 [[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
     return counted_or_throw(bytes, static_cast<std::size_t>(alignment));
 }
-[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment, std::nothrow_t const&) noexcept {
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment,
+                                     std::nothrow_t const&) noexcept {
     return counted(bytes, static_cast<std::size_t>(alignment));
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
 
 using namespace pipeline_test;
 namespace uly = ulysses;
 
 namespace {
 
-/// Calls `body` twice, then eight times more, and returns how often those eight allocated on any rank.
+/// Calls `body` twice, then eight times more, and returns how often those eight allocated on any
+/// rank.
 template <class Body>
 long steady_allocations(uly::threads::communicator const& c, Body const& body) {
     for (int i = 0; i < 2; ++i) body();
@@ -61,8 +70,9 @@ long steady_allocations(uly::threads::communicator const& c, Body const& body) {
 template <class T>
 void check_steady_state(uly::keep keep, int ranks) {
     // Cut heads, shared key-value heads, an order of several runs, another step in between.
-    six_problem<T> const six(1, {.heads = 6, .kv_heads = 2, .head_dim = 4, .mask = uly::mask::causal, .keep = keep},
-                             2, 21, 5);
+    six_problem<T> const six(
+        1, {.heads = 6, .kv_heads = 2, .head_dim = 4, .mask = uly::mask::causal, .keep = keep}, 2,
+        21, 5);
     auto const p = make_problem<T>(1, six.layer, 2, 21);
     std::vector<long> seen(5, -1);
     uly::threads::run(ranks, [&](uly::threads::communicator c) {
@@ -72,7 +82,8 @@ void check_steady_state(uly::keep keep, int ranks) {
         auto const step = uly::sequence::of(2, zigzag(21, ranks));
         auto const me = c.rank();
         local_problem<T> local(p, step, me);
-        auto const x = own_part(step.queries(), me, six.x), dy = own_part(step.queries(), me, six.dy);
+        auto const x = own_part(step.queries(), me, six.x),
+                   dy = own_part(step.queries(), me, six.dy);
         tensor<T> y(x.sizes), dx(x.sizes);
         std::vector<T> gradients(six.parameters.size());
         auto const weights = six.places().weights(six.parameters.data());
@@ -88,8 +99,8 @@ void check_steady_state(uly::keep keep, int ranks) {
         count(2, [&] { layer.forward(step, token_operand(x), weights, token_operand(y)); });
         count(3, [&] {
             layer.forward(step, saved_six, token_operand(x), weights, token_operand(y));
-            layer.backward(step, saved_six, token_operand(x), weights, token_operand(dy), token_operand(dx),
-                           six.places().gradients(gradients.data()));
+            layer.backward(step, saved_six, token_operand(x), weights, token_operand(dy),
+                           token_operand(dx), six.places().gradients(gradients.data()));
         });
         // A step renewed in place, and the plan with it, alternating between two lengths.
         uly::sequence renewed;

@@ -10,8 +10,8 @@
 using namespace pipeline_test;
 namespace uly = ulysses;
 
-/// Cases from users' reports of other libraries. The numbers are theirs; each stands for a kind, which the
-/// property test covers at random.
+/// Cases from users' reports of other libraries. The numbers are theirs; each stands for a kind,
+/// which the property test covers at random.
 namespace {
 
 template <class T>
@@ -74,7 +74,8 @@ TEST_CASE("case 8: fewer key-value heads than ranks") {
 TEST_CASE("case 16: dims of keys and values that differ") {
     check_as_one_rank(
         make_problem<float>(
-            16, {.heads = 4, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .mask = causal}, 1, 24),
+            16, {.heads = 4, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .mask = causal}, 1,
+            24),
         equal_shares(24, 2));
 }
 
@@ -95,8 +96,8 @@ TEST_CASE("one rank whose tokens are out of order: exchanged with itself, not at
 
 namespace {
 
-/// The reference, that overwrites what it has read: a peer's late write, or a read of what was left from
-/// the call before, then shows. Only where nobody needs the inputs again.
+/// The reference, that overwrites what it has read: a peer's late write, or a read of what was left
+/// from the call before, then shows. Only where nobody needs the inputs again.
 struct poisoning_attention {
     using space_type = uly::host_space;
     static constexpr auto features = uly::reference_attention::features;
@@ -109,17 +110,19 @@ struct poisoning_attention {
         for (int64_t b = 0; b < view.batch(); ++b)
             for (int64_t s = 0; s < view.tokens(); ++s)
                 for (int64_t h = 0; h < view.heads(); ++h)
-                    std::fill_n(const_cast<double*>(view.row(b, s, h)), view.dim(), not_a_number<double>());
+                    std::fill_n(const_cast<double*>(view.row(b, s, h)), view.dim(),
+                                not_a_number<double>());
     }
     template <class Views>
-    void forward(uly::attention_call const& call, Views q, Views k, Views v, uly::head_view<double> o,
-                 uly::head_view<double> lse) const {
+    void forward(uly::attention_call const& call, Views q, Views k, Views v,
+                 uly::head_view<double> o, uly::head_view<double> lse) const {
         std::this_thread::sleep_for(std::chrono::microseconds(below(*random, 100)));
         uly::reference_attention{}.forward<double>(call, q, k, v, o, lse);
         poison(q);
         std::this_thread::sleep_for(std::chrono::microseconds(below(*random, 100)));
         // Items of one rank share keys, so that those are poisoned after its last.
-        if (call.query_head + q.heads() == *last_head && call.query_begin + q.tokens() == *last_row) {
+        if (call.query_head + q.heads() == *last_head &&
+            call.query_begin + q.tokens() == *last_row) {
             poison(k);
             poison(v);
         }
@@ -133,7 +136,8 @@ struct poisoning_attention {
 TEST_CASE("case 29: inference calls over poisoned windows with random delays, 100 rounds") {
     constexpr std::uint64_t seed = 29;
     MESSAGE("seed " << seed);
-    auto const small = make_problem<double>(1, {.heads = 5, .kv_heads = 5, .head_dim = 3, .mask = causal}, 1, 11);
+    auto const small =
+        make_problem<double>(1, {.heads = 5, .kv_heads = 5, .head_dim = 3, .mask = causal}, 1, 11);
     auto const large = make_problem<double>(2, {.heads = 3, .kv_heads = 1, .head_dim = 8}, 2, 19);
     problem<double> const* const problems[] = {&small, &large};
     std::vector<results<double>> right;
@@ -166,14 +170,20 @@ TEST_CASE("case 29: inference calls over poisoned windows with random delays, 10
 }
 
 TEST_CASE("cases 5 and 28: layers of different heads and dims, interleaved on one communicator") {
-    // Plan A 3 heads, plan B 12 heads, and a third with fewer key-value heads and another value dim;
-    // training, inference and another micro-batch of the same layer in any order.
+    // Plan A 3 heads, plan B 12 heads, and a third with fewer key-value heads and another value
+    // dim; training, inference and another micro-batch of the same layer in any order.
     std::vector<problem<double>> problems;
     problems.push_back(make_problem<double>(1, {.heads = 3, .head_dim = 4, .mask = causal}, 1, 13));
-    problems.push_back(make_problem<double>(2, {.heads = 12, .head_dim = 2, .keep = uly::keep::local}, 2, 9));
-    problems.push_back(make_problem<double>(
-        3, {.heads = 4, .kv_heads = 1, .head_dim = 5, .value_dim = 7, .mask = causal, .keep = uly::keep::nothing},
-        1, 21));
+    problems.push_back(
+        make_problem<double>(2, {.heads = 12, .head_dim = 2, .keep = uly::keep::local}, 2, 9));
+    problems.push_back(make_problem<double>(3,
+                                            {.heads = 4,
+                                             .kv_heads = 1,
+                                             .head_dim = 5,
+                                             .value_dim = 7,
+                                             .mask = causal,
+                                             .keep = uly::keep::nothing},
+                                            1, 21));
     std::vector<results<double>> one;
     for (auto const& p : problems) one.push_back(compute_alone<uly::reference_attention>(p));
     for (int ranks : {2, 4}) {
@@ -181,8 +191,8 @@ TEST_CASE("cases 5 and 28: layers of different heads and dims, interleaved on on
         std::vector<results<double>> many(problems.begin(), problems.end());
         std::vector<int> wrong(static_cast<std::size_t>(ranks));
         uly::threads::run(ranks, [&](uly::threads::communicator c) {
-            using layer_type =
-                uly::pipeline<uly::threads::communicator, uly::sequence_local, uly::reference_attention>;
+            using layer_type = uly::pipeline<uly::threads::communicator, uly::sequence_local,
+                                             uly::reference_attention>;
             std::vector<layer_type> layers;
             std::vector<layer_type::context_type> saved;
             std::vector<uly::sequence> steps;
@@ -197,14 +207,16 @@ TEST_CASE("cases 5 and 28: layers of different heads and dims, interleaved on on
                 for (auto& l : local)
                     for (auto* x : {&l.o, &l.dq, &l.dk, &l.dv}) x->poison();
                 for (std::size_t i = 0; i < 3; ++i)
-                    layers[i].attend(steps[i], saved[i], local[i].q, local[i].k, local[i].v, local[i].o);
+                    layers[i].attend(steps[i], saved[i], local[i].q, local[i].k, local[i].v,
+                                     local[i].o);
                 // Inference in between writes the shared windows.
                 for (std::size_t i : {1u, 0u, 2u}) {
                     tensor<double> o(local[i].o.sizes);
                     layers[i].attend(steps[i], local[i].q, local[i].k, local[i].v, o);
                     wrong[static_cast<std::size_t>(c.rank())] += same_bits(o, local[i].o) ? 0 : 1;
                 }
-                for (std::size_t i : {2u, 0u, 1u}) attend_backward(layers[i], steps[i], saved[i], local[i]);
+                for (std::size_t i : {2u, 0u, 1u})
+                    attend_backward(layers[i], steps[i], saved[i], local[i]);
             }
             for (std::size_t i = 0; i < 3; ++i) local[i].put_back_into(many[i], steps[i], c.rank());
         });

@@ -32,7 +32,8 @@ layer_type layer_on(communicator c, uly::shape const& layer) {
 template <class Body>
 std::vector<outcome> same_on_all(int ranks, Body const& body) {
     std::vector<std::vector<outcome>> all(static_cast<std::size_t>(ranks));
-    uly::threads::run(ranks, [&](communicator c) { body(c, all[static_cast<std::size_t>(c.rank())]); });
+    uly::threads::run(ranks,
+                      [&](communicator c) { body(c, all[static_cast<std::size_t>(c.rank())]); });
     for (auto const& rank : all) {
         REQUIRE(rank.size() == all[0].size());
         for (std::size_t i = 0; i < rank.size(); ++i) {
@@ -49,7 +50,8 @@ void check_error(outcome const& seen, std::string const& text) {
     if (seen.text.find(text) == std::string::npos) MESSAGE(seen.text);
 }
 
-void forward(layer_type& layer, uly::sequence const& step, context& saved, local_problem<double>& l) {
+void forward(layer_type& layer, uly::sequence const& step, context& saved,
+             local_problem<double>& l) {
     layer.attend(step, saved, l.q, l.k, l.v, l.o);
 }
 
@@ -77,7 +79,8 @@ TEST_CASE("contexts: the keep policies give the same bits") {
     }
 }
 
-TEST_CASE("contexts: a second forward into an unconsumed one is refused, the first one's backward is right") {
+TEST_CASE("contexts: a second forward into an unconsumed one is refused, the first one's backward "
+          "is right") {
     for (auto const policy : policies)
         for (int ranks : {1, 4}) {
             CAPTURE(static_cast<int>(policy));
@@ -86,7 +89,8 @@ TEST_CASE("contexts: a second forward into an unconsumed one is refused, the fir
             auto const longer = make_problem<double>(2, with(policy), 2, 40);
             auto const right = compute<uly::reference_attention>(p, equal_shares(9, ranks));
             results<double> whole(p);
-            auto const seen = same_on_all(ranks, [&](communicator c, std::vector<outcome>& outcomes) {
+            auto const seen = same_on_all(ranks, [&](communicator c,
+                                                     std::vector<outcome>& outcomes) {
                 auto layer = layer_on(c, p.layer);
                 auto saved = layer.make_context();
                 CHECK(!saved.filled());
@@ -104,9 +108,10 @@ TEST_CASE("contexts: a second forward into an unconsumed one is refused, the fir
                 local.put_back_into(whole, step, c.rank());
             });
             for (auto const& each : seen)
-                check_error(each,
-                            "ulysses: context: a forward call needs a consumed context: the last forward "
-                            "still waits for its backward (or discard)");
+                check_error(
+                    each,
+                    "ulysses: context: a forward call needs a consumed context: the last forward "
+                    "still waits for its backward (or discard)");
             CHECK(same_bits(whole.o, right.o));
             CHECK(same_bits(whole.dq, right.dq));
             CHECK(same_bits(whole.dk, right.dk));
@@ -128,13 +133,13 @@ TEST_CASE("contexts: backward without its forward is refused, and says why") {
             local_problem<double> local(p, step, c.rank()), local_other(p, other, c.rank());
             local_problem<float> narrow(floats, step, c.rank());
             auto const caught = [&](auto const& body) { outcomes.push_back(outcome_of(body)); };
-            caught([&] { attend_backward(layer, step, saved, local); });        // 0: empty
+            caught([&] { attend_backward(layer, step, saved, local); });  // 0: empty
             forward(layer, step, saved, local);
             caught([&] { attend_backward(layer, other, saved, local_other); });  // 1: another step
             caught([&] { attend_backward(layer, step, saved, narrow); });        // 2: another type
-            caught([&] {                                                         // 3: operands again
-                layer.attend_backward(step, saved, local.q, local.k, local.v, local.o, local.dout, local.dq,
-                                      local.dk, local.dv);
+            caught([&] {  // 3: operands again
+                layer.attend_backward(step, saved, local.q, local.k, local.v, local.o, local.dout,
+                                      local.dq, local.dk, local.dv);
             });
             caught([&] { attend_backward(layer, step, saved, local); });  // 4: right
             caught([&] { attend_backward(layer, step, saved, local); });  // 5: a second time
@@ -144,15 +149,17 @@ TEST_CASE("contexts: backward without its forward is refused, and says why") {
             caught([&] { forward(layer, step, saved, local); });          // 7: right
             caught([&] { attend_backward(layer, step, saved, local); });  // 8: right
         });
-        std::string const empty =
-            "ulysses: context: a backward call needs a forward call before it: the context is empty";
+        std::string const empty = "ulysses: context: a backward call needs a forward call before "
+                                  "it: the context is empty";
         check_error(seen[0], empty);
-        check_error(seen[1], "a backward call takes the step of its forward call: forward ran plan ");
-        check_error(seen[2],
-                    "a backward call takes the element type of its forward call: forward ran float64, "
-                    "backward float32");
-        check_error(seen[3],
-                    "ulysses: attend_backward: keep::exchanged has kept q, k, v and o: they were given again");
+        check_error(seen[1],
+                    "a backward call takes the step of its forward call: forward ran plan ");
+        check_error(
+            seen[2],
+            "a backward call takes the element type of its forward call: forward ran float64, "
+            "backward float32");
+        check_error(seen[3], "ulysses: attend_backward: keep::exchanged has kept q, k, v and o: "
+                             "they were given again");
         check_error(seen[5], empty);
         check_error(seen[6], empty);
         for (auto const i : {4u, 7u, 8u}) CHECK(seen[i].code == uly::errc::none);
@@ -168,10 +175,12 @@ TEST_CASE("contexts: backward operands that the policy needs must be given") {
             auto const step = uly::sequence::split(2, 1, 9);
             local_problem<double> local(p, step, c.rank());
             forward(layer, step, saved, local);
-            outcomes.push_back(outcome_of(
-                [&] { layer.attend_backward(step, saved, local.dout, local.dq, local.dk, local.dv); }));
+            outcomes.push_back(outcome_of([&] {
+                layer.attend_backward(step, saved, local.dout, local.dq, local.dk, local.dv);
+            }));
         });
-        check_error(seen[0], "keep::local and keep::nothing need q, k, v and o again: they were not given");
+        check_error(seen[0],
+                    "keep::local and keep::nothing need q, k, v and o again: they were not given");
     }
 }
 
@@ -191,21 +200,24 @@ TEST_CASE("contexts: attend and forward, and their backwards, do not mix") {
             auto const weights = p.places().weights(p.parameters.data());
             layer.forward(step, a, token_operand(x), weights, token_operand(y));
             layer.attend(step, b, local.q, local.k, local.v, local.o);
+            outcomes.push_back(outcome_of(
+                [&] { layer.attend_backward(step, a, local.dout, local.dq, local.dk, local.dv); }));
             outcomes.push_back(outcome_of([&] {
-                layer.attend_backward(step, a, local.dout, local.dq, local.dk, local.dv);
-            }));
-            outcomes.push_back(outcome_of([&] {
-                layer.backward(step, b, token_operand(x), weights, token_operand(y), token_operand(dx),
-                               p.places().gradients(gradients.data()));
+                layer.backward(step, b, token_operand(x), weights, token_operand(y),
+                               token_operand(dx), p.places().gradients(gradients.data()));
             }));
             CHECK(gradients == p.parameters);  // a refused backward adds nothing
         });
-        check_error(seen[0], "backward belongs to forward, attend_backward to attend: forward was `forward`");
-        check_error(seen[1], "backward belongs to forward, attend_backward to attend: forward was `attend`");
+        check_error(
+            seen[0],
+            "backward belongs to forward, attend_backward to attend: forward was `forward`");
+        check_error(seen[1],
+                    "backward belongs to forward, attend_backward to attend: forward was `attend`");
     }
 }
 
-TEST_CASE("contexts: one that differs on one rank alone is the same error on all, and the group goes on") {
+TEST_CASE("contexts: one that differs on one rank alone is the same error on all, and the group "
+          "goes on") {
     auto const p = make_problem<double>(1, with(uly::keep::exchanged), 1, 9);
     auto const right = compute<uly::reference_attention>(p, equal_shares(9, 3));
     results<double> whole(p);
@@ -313,13 +325,15 @@ TEST_CASE("contexts: two layers with two micro-batches each in flight, backward 
                 }
                 std::size_t const backward_orders[][4] = {{3, 1, 2, 0}, {0, 1, 2, 3}, {2, 0, 3, 1}};
                 for (auto const& order : backward_orders) {
-                    for (std::size_t i : {0u, 2u, 1u, 3u}) forward(layers[i / 2], steps[i], saved[i], local[i]);
+                    for (std::size_t i : {0u, 2u, 1u, 3u})
+                        forward(layers[i / 2], steps[i], saved[i], local[i]);
                     for (auto const i : order) {
                         for (auto* x : {&local[i].dq, &local[i].dk, &local[i].dv}) x->poison();
                         attend_backward(layers[i / 2], steps[i], saved[i], local[i]);
                     }
                 }
-                for (std::size_t i = 0; i < 4; ++i) local[i].put_back_into(whole[i], steps[i], c.rank());
+                for (std::size_t i = 0; i < 4; ++i)
+                    local[i].put_back_into(whole[i], steps[i], c.rank());
             });
             for (std::size_t i = 0; i < 4; ++i) {
                 CAPTURE(i);

@@ -21,7 +21,8 @@ class counting_ranks {
         int fences = 0, windows = 0, calls = 0;
     };
 
-    counting_ranks(uly::threads::communicator ranks, counters* counted) : ranks_(ranks), counted_(counted) {}
+    counting_ranks(uly::threads::communicator ranks, counters* counted)
+        : ranks_(ranks), counted_(counted) {}
     int rank() const noexcept { return ranks_.rank(); }
     int size() const noexcept { return ranks_.size(); }
     std::uint64_t begin_call() const {
@@ -36,11 +37,14 @@ class counting_ranks {
         ++counted_->windows;
         return ranks_.make_window(bytes);
     }
-    // The group's windows grow inside: asking for them when they are large enough is not collective.
+    // The group's windows grow inside: asking for them when they are large enough is not
+    // collective.
     window_type shared_window(uly::arena which, std::size_t bytes) const {
         return ranks_.shared_window(which, bytes);
     }
-    std::byte* address(window_type const& window, int rank) const { return ranks_.address(window, rank); }
+    std::byte* address(window_type const& window, int rank) const {
+        return ranks_.address(window, rank);
+    }
 
    private:
     uly::threads::communicator ranks_;
@@ -97,8 +101,12 @@ void check_counts(uly::shape const& layer, orders const& order) {
     uly::threads::run(ranks, [&](uly::threads::communicator c) {
         auto const me = static_cast<std::size_t>(c.rank());
         recorder::record record;
-        uly::pipeline pipeline{counting_ranks{c, &counted[me]}, uly::sequence_local{}, builtin_attention{},
-                               p.layer, uly::no_projection{}, recorder{&record, ranks}};
+        uly::pipeline pipeline{counting_ranks{c, &counted[me]},
+                               uly::sequence_local{},
+                               builtin_attention{},
+                               p.layer,
+                               uly::no_projection{},
+                               recorder{&record, ranks}};
         auto saved = pipeline.make_context();
         local_problem<T> local(p, sequence, c.rank());
         for (int call = 0; call < 3; ++call) {  // windows are made in the first
@@ -126,10 +134,10 @@ void check_counts(uly::shape const& layer, orders const& order) {
         CHECK(counted[r].windows == before[r].windows);
         CHECK(counted[r].calls - before[r].calls == fences);
         using steps = std::vector<step>;
-        CHECK(forward[r].begun ==
-              (ranks > 1 ? steps{step::to_heads, step::attend, step::to_tokens} : steps{step::attend}));
-        CHECK(backward[r].begun ==
-              (ranks > 1 ? steps{step::to_tokens, step::attend, step::to_heads} : steps{step::attend}));
+        CHECK(forward[r].begun == (ranks > 1 ? steps{step::to_heads, step::attend, step::to_tokens}
+                                             : steps{step::attend}));
+        CHECK(backward[r].begun == (ranks > 1 ? steps{step::to_tokens, step::attend, step::to_heads}
+                                              : steps{step::attend}));
         CHECK(forward[r].ended == forward[r].begun);
         CHECK(backward[r].ended == backward[r].begun);
     }
@@ -166,8 +174,8 @@ TEST_CASE("counting: a layer's bytes are the closed form (case 9)") {
     uly::threads::run(ranks, [&](uly::threads::communicator c) {
         auto const me = static_cast<std::size_t>(c.rank());
         local_problem<float> local(p, sequence, c.rank());
-        uly::pipeline pipeline{c, uly::sequence_local{}, builtin_attention{}, p.layer, uly::no_projection{},
-                               recorder{&records[me], ranks}};
+        uly::pipeline pipeline{c,       uly::sequence_local{}, builtin_attention{},
+                               p.layer, uly::no_projection{},  recorder{&records[me], ranks}};
         pipeline.attend(sequence, local.q, local.k, local.v, local.o);
         for (int r = 0; r < ranks; ++r)
             if (r != c.rank()) {
@@ -175,30 +183,40 @@ TEST_CASE("counting: a layer's bytes are the closed form (case 9)") {
                 own[me] += records[me].moved[static_cast<std::size_t>(r) * ranks + me];
             }
     });
-    constexpr std::size_t expected = (ranks - 1) * (tokens / ranks) / ranks * (2 * 32 + 2 * 8) * 4 * 4;
+    constexpr std::size_t expected =
+        (ranks - 1) * (tokens / ranks) / ranks * (2 * 32 + 2 * 8) * 4 * 4;
     for (std::size_t r = 0; r < ranks; ++r) {
         CHECK(traffic_of(records)[r] == uly::traffic{expected, expected});
         CHECK(own[r] == expected);
     }
-    CHECK(uly::closed_form_elements(p.layer, 1, tokens, ranks) * 4 == static_cast<int64_t>(ranks * expected));
-    // Over all ranks (P - 1) / P * S * (D + Dv) * (Hq + Hkv + P - gcd(Hkv, P)): of keys always, of queries
-    // where no head is cut (how many of a cut head's rows are at home depends on the token order).
-    for (auto const& [heads, kv_heads, size] :
-         {std::array<int64_t, 3>{8, 2, 4}, {16, 2, 8}, {6, 3, 2}, {6, 2, 4}, {12, 12, 8}, {3, 1, 8}}) {
+    CHECK(uly::closed_form_elements(p.layer, 1, tokens, ranks) * 4 ==
+          static_cast<int64_t>(ranks * expected));
+    // Over all ranks (P - 1) / P * S * (D + Dv) * (Hq + Hkv + P - gcd(Hkv, P)): of keys always, of
+    // queries where no head is cut (how many of a cut head's rows are at home depends on the token
+    // order).
+    for (auto const& [heads, kv_heads, size] : {std::array<int64_t, 3>{8, 2, 4},
+                                                {16, 2, 8},
+                                                {6, 3, 2},
+                                                {6, 2, 4},
+                                                {12, 12, 8},
+                                                {3, 1, 8}}) {
         CAPTURE(heads);
         std::size_t sent = 0;
         int64_t keys = 0;
         for (int r = 0; r < size; ++r) {
             uly::plan moves;
-            moves.rebuild(uly::checked({.heads = heads, .kv_heads = kv_heads, .head_dim = 5, .value_dim = 3}),
-                          uly::sequence::split(static_cast<int>(size), 3, 48), static_cast<int>(size), r, 1);
+            moves.rebuild(
+                uly::checked({.heads = heads, .kv_heads = kv_heads, .head_dim = 5, .value_dim = 3}),
+                uly::sequence::split(static_cast<int>(size), 3, 48), static_cast<int>(size), r, 1);
             sent += uly::forward_traffic(moves, 1).sent;
-            for (int peer = 0; peer < size; ++peer) keys += peer != r ? moves.rows(peer).keys_to : 0;
+            for (int peer = 0; peer < size; ++peer)
+                keys += peer != r ? moves.rows(peer).keys_to : 0;
         }
         auto const copies = kv_heads + size - std::gcd(kv_heads, size);
         CHECK(keys == (size - 1) * 48 / size * 3 * copies);
         if (heads % size == 0)
-            CHECK(sent == static_cast<std::size_t>((size - 1) * 48 / size * 3 * 8 * (heads + copies)));
+            CHECK(sent ==
+                  static_cast<std::size_t>((size - 1) * 48 / size * 3 * 8 * (heads + copies)));
     }
 }
 
@@ -208,15 +226,18 @@ TEST_CASE("counting: six steps, by the library's own observer") {
             CAPTURE(static_cast<int>(keep));
             CAPTURE(ranks);
             six_problem<float> const p(
-                1, {.heads = 6, .kv_heads = 2, .head_dim = 4, .mask = uly::mask::causal, .keep = keep}, 2, 10, 5);
+                1,
+                {.heads = 6, .kv_heads = 2, .head_dim = 4, .mask = uly::mask::causal, .keep = keep},
+                2, 10, 5);
             auto const sequence = uly::sequence::split(ranks, 2, 10);
             std::vector<uly::counting_observer> seen(static_cast<std::size_t>(ranks));
             std::vector<uly::counting_observer> seen_backward(static_cast<std::size_t>(ranks));
             std::size_t sent_forward = 0, sent_backward = 0;
             uly::threads::run(ranks, [&](uly::threads::communicator c) {
                 auto const me = static_cast<std::size_t>(c.rank());
-                uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{}, p.layer,
-                                    uly::dense{uly::builtin_gemm{}}, uly::counting_observer{c.rank()}};
+                uly::pipeline layer{
+                    c,       uly::sequence_local{},           builtin_attention{},
+                    p.layer, uly::dense{uly::builtin_gemm{}}, uly::counting_observer{c.rank()}};
                 auto saved = layer.make_context();
                 auto const x = own_part(sequence.queries(), c.rank(), p.x);
                 tensor<float> y(x.sizes), dx(x.sizes);
@@ -225,8 +246,8 @@ TEST_CASE("counting: six steps, by the library's own observer") {
                 layer.forward(sequence, saved, token_operand(x), weights, token_operand(y));
                 seen[me] = layer.observer();
                 layer.observer().reset();
-                layer.backward(sequence, saved, token_operand(x), weights, token_operand(y), token_operand(dx),
-                               p.places().gradients(gradients.data()));
+                layer.backward(sequence, saved, token_operand(x), weights, token_operand(y),
+                               token_operand(dx), p.places().gradients(gradients.data()));
                 seen_backward[me] = layer.observer();
                 c.fence({});
                 for (int r = 0; r < ranks && c.rank() == 0; ++r) {
@@ -257,14 +278,17 @@ TEST_CASE("counting: six steps, by the library's own observer") {
         }
 }
 
-TEST_CASE("counting: 100 calls that alternate splits are right and cost no extra collective (case 10)") {
-    auto const p = make_problem<float>(10, {.heads = 3, .head_dim = 4, .mask = uly::mask::causal}, 1, 8);
+TEST_CASE(
+    "counting: 100 calls that alternate splits are right and cost no extra collective (case 10)") {
+    auto const p =
+        make_problem<float>(10, {.heads = 3, .head_dim = 4, .mask = uly::mask::causal}, 1, 8);
     auto const right = compute_alone<builtin_attention>(p);
     std::vector<counting_ranks::counters> counted(2), before(2);
     std::vector<int> wrong(2);
     uly::threads::run(2, [&](uly::threads::communicator c) {
         auto const me = static_cast<std::size_t>(c.rank());
-        uly::pipeline layer{counting_ranks{c, &counted[me]}, uly::sequence_local{}, builtin_attention{}, p.layer};
+        uly::pipeline layer{counting_ranks{c, &counted[me]}, uly::sequence_local{},
+                            builtin_attention{}, p.layer};
         uly::sequence const steps[] = {uly::sequence::of(1, contiguous({5, 3})),
                                        uly::sequence::of(1, contiguous({3, 5}))};
         for (int call = -1; call < 100; ++call) {

@@ -9,15 +9,13 @@ namespace uly = ulysses;
 
 namespace {
 
-constexpr uly::shape gqa{.heads = 6,
-                         .kv_heads = 2,
-                         .head_dim = 8,
-                         .value_dim = 5,
-                         .mask = uly::mask::causal};
+constexpr uly::shape gqa{
+    .heads = 6, .kv_heads = 2, .head_dim = 8, .value_dim = 5, .mask = uly::mask::causal};
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("elements: 16-bit storage lies within its roundoff of the reference", T, uly::bf16, uly::half) {
+TEST_CASE_TEMPLATE("elements: 16-bit storage lies within its roundoff of the reference", T,
+                   uly::bf16, uly::half) {
     for (std::uint64_t seed = 1; seed <= 6; ++seed) {
         CAPTURE(seed);
         std::mt19937_64 random{seed};
@@ -36,7 +34,8 @@ TEST_CASE_TEMPLATE("elements: 16-bit storage lies within its roundoff of the ref
             CHECK(largest_difference(many.dq, exact.dq) <= bound.dq);
             CHECK(largest_difference(many.dk, exact.dk) <= bound.dk);
             CHECK(largest_difference(many.dv, exact.dv) <= bound.dv);
-            // Parts of a shared head travel in float and are rounded once: at most one rounding apart.
+            // Parts of a shared head travel in float and are rounded once: at most one rounding
+            // apart.
             double magnitude = 0;
             for (auto const x : exact.dv.memory) magnitude = std::max(magnitude, std::fabs(x));
             CHECK(largest_difference(many.dv, one.dv) <= 2 * magnitude * stored_roundoff<T>());
@@ -106,13 +105,15 @@ TEST_CASE("elements: a shape fixed at compile time gives the pipeline of the run
     CHECK(same_bits(whole.dv, right.dv));
 }
 
-TEST_CASE("elements: pipelines and their contexts may be moved, between a forward and its backward too") {
+TEST_CASE(
+    "elements: pipelines and their contexts may be moved, between a forward and its backward too") {
     auto const p = make_problem<float>(3, gqa, 1, 12);
     auto const order = zigzag(12, 2);
     auto const step = uly::sequence::of(1, order);
     results<float> whole(p);
     uly::threads::run(2, [&](uly::threads::communicator c) {
-        using layer_type = uly::pipeline<uly::threads::communicator, uly::sequence_local, builtin_attention>;
+        using layer_type =
+            uly::pipeline<uly::threads::communicator, uly::sequence_local, builtin_attention>;
         std::vector<layer_type> layers;
         std::vector<layer_type::context_type> saved;
         local_problem<float> local(p, step, c.rank());
@@ -137,33 +138,37 @@ TEST_CASE("elements: pipelines and their contexts may be moved, between a forwar
 
 TEST_CASE("describe: shapes, the rank's items, bytes and the way taken") {
     uly::threads::run(2, [&](uly::threads::communicator c) {
-        uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{},
+        uly::pipeline layer{c,
+                            uly::sequence_local{},
+                            builtin_attention{},
                             {.heads = 6, .kv_heads = 3, .head_dim = 8, .mask = uly::mask::causal}};
         auto const step = uly::sequence::split(2, 1, 16);
         if (c.rank() != 1) return;
         auto const text = layer.describe(step);
-        for (auto const* part :
-             {"attention layer, rank 1 of 2, sequence_local operands, float32",
-              "heads 6 query, 3 key-value; dim 8, value dim 8; causal",
-              "batch 1, 16 queries, 16 keys; this rank's tokens: 8",
-              "2 project_in   q [1, 8, 6, 8], k [1, 8, 3, 8], v [1, 8, 3, 8]",
-              "3 to_heads     written into the ranks' inboxes in final layout", "4 attend       2 work items",
-              "heads 3-4 | key-value heads 1-2 | rows 0-16 | keys 0-16",
-              "heads 4-6 | key-value heads 2-3 | rows 0-16 | keys 0-16",
-              "5 to_tokens    read from the ranks' outboxes in final layout"}) {
+        for (auto const* part : {"attention layer, rank 1 of 2, sequence_local operands, float32",
+                                 "heads 6 query, 3 key-value; dim 8, value dim 8; causal",
+                                 "batch 1, 16 queries, 16 keys; this rank's tokens: 8",
+                                 "2 project_in   q [1, 8, 6, 8], k [1, 8, 3, 8], v [1, 8, 3, 8]",
+                                 "3 to_heads     written into the ranks' inboxes in final layout",
+                                 "4 attend       2 work items",
+                                 "heads 3-4 | key-value heads 1-2 | rows 0-16 | keys 0-16",
+                                 "heads 4-6 | key-value heads 2-3 | rows 0-16 | keys 0-16",
+                                 "5 to_tokens    read from the ranks' outboxes in final layout"}) {
             CAPTURE(part);
             CHECK(text.find(part) != std::string::npos);
         }
         auto const& moves = layer.planned(step);
-        auto const forward = uly::forward_traffic(moves, 4), backward = uly::backward_traffic(moves, 4, 4);
-        CHECK(text.find(uly::concat("bytes sent     forward ", forward.sent, ", backward ", backward.sent, "\n")) !=
-              std::string::npos);
+        auto const forward = uly::forward_traffic(moves, 4),
+                   backward = uly::backward_traffic(moves, 4, 4);
+        CHECK(text.find(uly::concat("bytes sent     forward ", forward.sent, ", backward ",
+                                    backward.sent, "\n")) != std::string::npos);
         CHECK(text.find(uly::concat("bytes received forward ", forward.received, ", backward ",
                                     backward.received, "\n")) != std::string::npos);
         // Two ranks, half of the tokens each: q, o of three heads; k, v of two heads.
         CHECK(forward.sent == 4 * (8 * 3 * 8 + 2 * 8 * 2 * 8 + 8 * 3 * 8));
     });
-    uly::pipeline alone{uly::serial{}, uly::sequence_local{}, builtin_attention{}, {.heads = 2, .head_dim = 8}};
+    uly::pipeline alone{
+        uly::serial{}, uly::sequence_local{}, builtin_attention{}, {.heads = 2, .head_dim = 8}};
     auto const text = alone.describe(uly::sequence::split(1, 1, 4), uly::dtype::bf16);
     CHECK(text.find("bfloat16") != std::string::npos);
     CHECK(text.find("nothing moves: this rank holds its heads") != std::string::npos);

@@ -15,7 +15,8 @@ double loss_of(six_problem<double> const& p, orders const& order) {
     return sum;
 }
 
-/// Central differences of step h: off by h^2 times a third derivative, and by the loss's rounding over h.
+/// Central differences of step h: off by h^2 times a third derivative, and by the loss's rounding
+/// over h.
 void check_gradient(six_problem<double>& p, orders const& order, std::vector<double>& values,
                     std::vector<double> const& gradient) {
     REQUIRE(values.size() == gradient.size());
@@ -28,15 +29,16 @@ void check_gradient(six_problem<double>& p, orders const& order, std::vector<dou
         values[i] = kept - h;
         auto const below = loss_of(p, order);
         values[i] = kept;
-        CHECK(std::fabs(gradient[i] - (above - below) / (2 * h)) < 1e-7 * (1 + std::fabs(gradient[i])));
+        CHECK(std::fabs(gradient[i] - (above - below) / (2 * h)) <
+              1e-7 * (1 + std::fabs(gradient[i])));
     }
 }
 
 }  // namespace
 
-TEST_CASE("gradients: dx and every weight and bias are those of finite differences, at 1 and 3 ranks") {
-    for (auto const keep :
-         {ulysses::keep::exchanged, ulysses::keep::local, ulysses::keep::nothing})
+TEST_CASE(
+    "gradients: dx and every weight and bias are those of finite differences, at 1 and 3 ranks") {
+    for (auto const keep : {ulysses::keep::exchanged, ulysses::keep::local, ulysses::keep::nothing})
         for (int ranks : {1, 3}) {
             CAPTURE(ranks);
             CAPTURE(static_cast<int>(keep));

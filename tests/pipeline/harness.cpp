@@ -4,12 +4,16 @@
 
 namespace pipeline_test {
 
-PIPELINE_TEST_COMPUTE(builtin_attention, float)
-PIPELINE_TEST_COMPUTE(builtin_attention, double)
-PIPELINE_TEST_COMPUTE(ulysses::reference_attention, double)
+template results<float> compute<builtin_attention, float>(problem<float> const&, orders const&,
+                                                          orders const&, builtin_attention const&);
+template results<double> compute<builtin_attention, double>(problem<double> const&, orders const&,
+                                                            orders const&,
+                                                            builtin_attention const&);
+template results<double>
+compute<ulysses::reference_attention, double>(problem<double> const&, orders const&, orders const&,
+                                              ulysses::reference_attention const&);
 
-template six_results<double>
-six_steps<double, ulysses::reference_attention, ulysses::no_epilogue>(
+template six_results<double> six_steps<double, ulysses::reference_attention, ulysses::no_epilogue>(
     six_problem<double> const&, orders const&, bool, ulysses::reference_attention const&,
     ulysses::no_epilogue const&);
 

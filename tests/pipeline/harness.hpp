@@ -16,8 +16,8 @@
 #include <limits>
 #include <string>
 
-/// Runs a layer on whole tensors: deals them to ranks by any token order, calls a pipeline on every rank,
-/// and puts the results together. Everything that is to be written holds NaN before.
+/// Runs a layer on whole tensors: deals them to ranks by any token order, calls a pipeline on every
+/// rank, and puts the results together. Everything that is to be written holds NaN before.
 namespace pipeline_test {
 
 using builtin_attention = ulysses::blocked_attention<ulysses::builtin_gemm>;
@@ -53,8 +53,8 @@ struct tensor {
 template <class T>
 bool same_bits(tensor<T> const& a, tensor<T> const& b) {
     return a.sizes == b.sizes &&
-        (a.memory.empty() ||
-         std::memcmp(a.memory.data(), b.memory.data(), a.memory.size() * sizeof(T)) == 0);
+           (a.memory.empty() ||
+            std::memcmp(a.memory.data(), b.memory.data(), a.memory.size() * sizeof(T)) == 0);
 }
 
 /// Largest |a - b|; NaN in either counts as infinite.
@@ -63,7 +63,8 @@ double largest_difference(tensor<A> const& a, tensor<B> const& b) {
     if (a.sizes != b.sizes) return std::numeric_limits<double>::infinity();
     double largest = 0;
     for (std::size_t i = 0; i < a.memory.size(); ++i) {
-        auto const d = std::fabs(static_cast<double>(a.memory[i]) - static_cast<double>(b.memory[i]));
+        auto const d =
+            std::fabs(static_cast<double>(a.memory[i]) - static_cast<double>(b.memory[i]));
         if (!(d <= largest)) largest = std::isnan(d) ? std::numeric_limits<double>::infinity() : d;
     }
     return largest;
@@ -86,9 +87,9 @@ struct problem {
     ulysses::extents4 key_extents(int64_t dim) const { return {batch, keys, layer.kv_heads, dim}; }
 
     std::string text() const {
-        return ulysses::concat("heads ", layer.heads, "/", layer.kv_heads, ", dims ", layer.head_dim,
-                               " and ", layer.value_dim, ", batch ", batch, ", tokens ", tokens,
-                               ", keys ", keys,
+        return ulysses::concat("heads ", layer.heads, "/", layer.kv_heads, ", dims ",
+                               layer.head_dim, " and ", layer.value_dim, ", batch ", batch,
+                               ", tokens ", tokens, ", keys ", keys,
                                layer.mask == ulysses::mask::causal ? ", causal" : ", full");
     }
 };
@@ -114,14 +115,20 @@ template <class To, class From>
 tensor<To> converted(tensor<From> const& from) {
     tensor<To> to(from.sizes);
     for (std::size_t i = 0; i < from.memory.size(); ++i)
-        to.memory[i] = static_cast<To>(static_cast<double>(from.memory[i]));
+        to.memory[i] = static_cast<To>(static_cast<ulysses::accumulator_t<To>>(from.memory[i]));
     return to;
 }
 
 template <class To, class From>
 problem<To> converted(problem<From> const& p) {
-    return {p.layer,           p.batch,           p.tokens,          p.keys,
-            converted<To>(p.q), converted<To>(p.k), converted<To>(p.v), converted<To>(p.dout)};
+    return {p.layer,
+            p.batch,
+            p.tokens,
+            p.keys,
+            converted<To>(p.q),
+            converted<To>(p.k),
+            converted<To>(p.v),
+            converted<To>(p.dout)};
 }
 
 template <class T>
@@ -246,17 +253,20 @@ results<T> compute_alone(problem<T> const& p) {
 }
 
 // Instantiated once, in harness.cpp.
-#define PIPELINE_TEST_COMPUTE(ATTENTION, T)                                                       \
-    template results<T> compute<ATTENTION, T>(problem<T> const&, orders const&, orders const&,   \
-                                              ATTENTION const&);
-extern PIPELINE_TEST_COMPUTE(builtin_attention, float)
-extern PIPELINE_TEST_COMPUTE(builtin_attention, double)
-extern PIPELINE_TEST_COMPUTE(ulysses::reference_attention, double)
+extern template results<float> compute<builtin_attention, float>(problem<float> const&,
+                                                                 orders const&, orders const&,
+                                                                 builtin_attention const&);
+extern template results<double> compute<builtin_attention, double>(problem<double> const&,
+                                                                   orders const&, orders const&,
+                                                                   builtin_attention const&);
+extern template results<double>
+compute<ulysses::reference_attention, double>(problem<double> const&, orders const&, orders const&,
+                                              ulysses::reference_attention const&);
 
 /// How far results may lie from exact ones. With u the unit roundoff of the accumulator and largest
-/// magnitudes of the operands: a score, of D products, is off by (D + 8) u |q||k|; a probability by twice
-/// that and its normaliser's S u, relatively; sums over keys or rows add one u a term; results stored in
-/// 16 bits add their own roundoff, and so does the o that backward reads.
+/// magnitudes of the operands: a score, of D products, is off by (D + 8) u |q||k|; a probability by
+/// twice that and its normaliser's S u, relatively; sums over keys or rows add one u a term;
+/// results stored in 16 bits add their own roundoff, and so does the o that backward reads.
 struct bounds {
     double o = 0, lse = 0, dq = 0, dk = 0, dv = 0;
 };
@@ -297,8 +307,8 @@ bounds bounds_of(problem<T> const& p, int ranks) {
     b.o = v * (probability + (keys + 4) * u + stored);
     b.lse = score + (keys + 8) * u * (1 + std::log(keys + 1));
     auto const product = value_dim * g * v;  // |dout . v|, and so |delta|
-    auto const ds = 2 * product * (probability + 4 * u) + 2 * value_dim * u * product +
-        value_dim * g * b.o;
+    auto const ds =
+        2 * product * (probability + 4 * u) + 2 * value_dim * u * product + value_dim * g * b.o;
     b.dq = scale * k * (ds + 2 * product * ((keys + 4) * u + stored));
     b.dv = g * weight * (probability + terms + stored);
     b.dk = scale * q * weight * (ds + 2 * product * (terms + stored));

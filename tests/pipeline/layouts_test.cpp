@@ -41,16 +41,14 @@ tensor<float> copy_out(View const& from) {
     return to;
 }
 
-uly::shape const gqa{.heads = 6,
-                     .kv_heads = 2,
-                     .head_dim = 4,
-                     .value_dim = 4,
-                     .mask = uly::mask::causal};
+uly::shape const gqa{
+    .heads = 6, .kv_heads = 2, .head_dim = 4, .value_dim = 4, .mask = uly::mask::causal};
 
-/// Forward and backward with operands that `lay(b, s, h, d extents)` makes; compares with `compute`.
+/// Forward and backward with operands that `lay(b, s, h, d extents)` makes; compares with
+/// `compute`.
 template <class Layer, class Views>
-void run_with(Layer& layer, uly::sequence const& step, local_problem<float> const& l, Views const& x,
-              results<float>& whole, int rank) {
+void run_with(Layer& layer, uly::sequence const& step, local_problem<float> const& l,
+              Views const& x, results<float>& whole, int rank) {
     copy_in(l.q, uly::view_of_heads<uly::sequence_local>(x.q, "q"));
     copy_in(l.k, uly::view_of_heads<uly::sequence_local>(x.k, "k"));
     copy_in(l.v, uly::view_of_heads<uly::sequence_local>(x.v, "v"));
@@ -109,8 +107,9 @@ TEST_CASE_TEMPLATE("layouts: operands in any axis order", Order,
                                                  : uly::extents4{e[0], e[2], e[1], e[3]});
             };
             run_with(layer, step, l,
-                     operands<order>{like(m[0], l.q), like(m[1], l.k), like(m[2], l.v), like(m[3], l.o),
-                                     like(m[4], l.dout), like(m[5], l.dq), like(m[6], l.dk), like(m[7], l.dv)},
+                     operands<order>{like(m[0], l.q), like(m[1], l.k), like(m[2], l.v),
+                                     like(m[3], l.o), like(m[4], l.dout), like(m[5], l.dq),
+                                     like(m[6], l.dk), like(m[7], l.dv)},
                      whole, c.rank());
         });
         check_same(whole, compute<builtin_attention>(p, deal));
@@ -118,8 +117,9 @@ TEST_CASE_TEMPLATE("layouts: operands in any axis order", Order,
 }
 
 TEST_CASE("layouts: q, k and v packed in one row a token, their gradients too") {
-    // Row: 6 heads of q, 2 of k, 2 of v, and 3 elements that belong to somebody else. Then interleaved by
-    // key-value head, as Megatron's linear layers write it: 3 q, 1 k, 1 v, for each of the two.
+    // Row: 6 heads of q, 2 of k, 2 of v, and 3 elements that belong to somebody else. Then
+    // interleaved by key-value head, as Megatron's linear layers write it: 3 q, 1 k, 1 v, for each
+    // of the two.
     auto const p = make_problem<float>(2, gqa, 2, 11);
     for (bool const interleaved : {false, true})
         for (int ranks : {1, 3}) {
@@ -138,10 +138,15 @@ TEST_CASE("layouts: q, k and v packed in one row a token, their gradients too") 
                 constexpr int64_t dim = 4, row = (6 + 2 + 2) * dim + 3;
                 constexpr auto foreign = 12345.0f;
                 std::vector<float> x(static_cast<std::size_t>(2 * s * row), foreign), dx = x;
-                std::vector<float> o(static_cast<std::size_t>(2 * s * 6 * dim), not_a_number<float>()), dout = o;
+                std::vector<float> o(static_cast<std::size_t>(2 * s * 6 * dim),
+                                     not_a_number<float>()),
+                    dout = o;
                 using view = uly::token_view<float>;
-                auto const part = [&](std::vector<float>& memory, int64_t first, int64_t heads, int64_t head) {
-                    return view{memory.data() + first * dim, {2, s, heads, dim}, {s * row, row, head * dim, 1}};
+                auto const part = [&](std::vector<float>& memory, int64_t first, int64_t heads,
+                                      int64_t head) {
+                    return view{memory.data() + first * dim,
+                                {2, s, heads, dim},
+                                {s * row, row, head * dim, 1}};
                 };
                 struct {
                     view q, k, v, o, dout, dq, dk, dv;
@@ -149,12 +154,15 @@ TEST_CASE("layouts: q, k and v packed in one row a token, their gradients too") 
                 views.o = {o.data(), {2, s, 6, dim}};
                 views.dout = {dout.data(), {2, s, 6, dim}};
                 if (!interleaved) {
-                    views.q = part(x, 0, 6, 1), views.k = part(x, 6, 2, 1), views.v = part(x, 8, 2, 1);
-                    views.dq = part(dx, 0, 6, 1), views.dk = part(dx, 6, 2, 1), views.dv = part(dx, 8, 2, 1);
+                    views.q = part(x, 0, 6, 1), views.k = part(x, 6, 2, 1),
+                    views.v = part(x, 8, 2, 1);
+                    views.dq = part(dx, 0, 6, 1), views.dk = part(dx, 6, 2, 1),
+                    views.dv = part(dx, 8, 2, 1);
                     run_with(layer, step, l, views, whole, c.rank());
                 } else {
-                    // Six query heads do not lie at one stride there: a view can only take them group by
-                    // group, so q stays packed and k and v are taken from the interleaved rows.
+                    // Six query heads do not lie at one stride there: a view can only take them
+                    // group by group, so q stays packed and k and v are taken from the interleaved
+                    // rows.
                     std::vector<float> q(o.size()), dq(o.size(), not_a_number<float>());
                     views.q = {q.data(), {2, s, 6, dim}};
                     views.dq = {dq.data(), {2, s, 6, dim}};
@@ -202,9 +210,12 @@ TEST_CASE("layouts: operands of three axes are a batch of one") {
 
 TEST_CASE("layouts: head_local operands are attended where they lie, without a fence") {
     // Whole heads; three ranks of five heads hold 2, 2 and 1.
-    auto const p = make_problem<double>(
-        4,
-        {.heads = 5, .head_dim = 4, .mask = uly::mask::causal, .assignment = uly::assignment::whole_heads}, 2, 9);
+    auto const p = make_problem<double>(4,
+                                        {.heads = 5,
+                                         .head_dim = 4,
+                                         .mask = uly::mask::causal,
+                                         .assignment = uly::assignment::whole_heads},
+                                        2, 9);
     auto const right = compute_alone<builtin_attention>(p);
     auto const step = uly::sequence::split(3, 2, 9);
     for (auto const keep : {uly::keep::exchanged, uly::keep::local, uly::keep::nothing}) {
@@ -213,19 +224,22 @@ TEST_CASE("layouts: head_local operands are attended where they lie, without a f
         uly::threads::run(3, [&](uly::threads::communicator c) {
             auto shape = p.layer;
             shape.keep = keep;
-            uly::pipeline layer{c, uly::head_local{}, builtin_attention{}, shape, uly::no_projection{},
-                                uly::counting_observer{c.rank()}};
+            uly::pipeline layer{c,     uly::head_local{},    builtin_attention{},
+                                shape, uly::no_projection{}, uly::counting_observer{c.rank()}};
             auto const& items = layer.planned(step).items();
-            auto const first = items.front().work.head_begin, count = items.back().work.head_end - first;
+            auto const first = items.front().work.head_begin,
+                       count = items.back().work.head_end - first;
             auto const heads_of = [&](tensor<double> const& x) {
                 tensor<double> part({2, 9, count, 4});
                 for (int64_t b = 0; b < 2; ++b)
                     for (int64_t s = 0; s < 9; ++s)
                         for (int64_t h = 0; h < count; ++h)
-                            for (int64_t d = 0; d < 4; ++d) part(b, s, h, d) = x(b, s, first + h, d);
+                            for (int64_t d = 0; d < 4; ++d)
+                                part(b, s, h, d) = x(b, s, first + h, d);
                 return part;
             };
-            auto const q = heads_of(p.q), k = heads_of(p.k), v = heads_of(p.v), dout = heads_of(p.dout);
+            auto const q = heads_of(p.q), k = heads_of(p.k), v = heads_of(p.v),
+                       dout = heads_of(p.dout);
             tensor<double> o(q.sizes), dq(q.sizes), dk(q.sizes), dv(q.sizes);
             auto saved = layer.make_context();
             layer.attend(step, saved, q, k, v, o);
@@ -238,7 +252,8 @@ TEST_CASE("layouts: head_local operands are attended where they lie, without a f
                 for (int64_t b = 0; b < 2; ++b)
                     for (int64_t s = 0; s < 9; ++s)
                         for (int64_t h = 0; h < count; ++h)
-                            for (int64_t d = 0; d < 4; ++d) (*to)(b, s, first + h, d) = (*from)(b, s, h, d);
+                            for (int64_t d = 0; d < 4; ++d)
+                                (*to)(b, s, first + h, d) = (*from)(b, s, h, d);
             seen[static_cast<std::size_t>(c.rank())] = layer.observer();
         });
         CHECK(same_bits(whole.o, right.o));
@@ -259,7 +274,8 @@ TEST_CASE("layouts: head_local operands need whole heads") {
         tensor<float> x({1, 9, 2, 4});
         auto const seen = outcome_of([&] { layer.attend(step, x, x, x, x); });
         CHECK(seen.code == uly::errc::invalid_shape);
-        CHECK(seen.text.find("ulysses: pipeline: head_local operands need whole heads on every rank "
-                             "(assignment::whole_heads): 5 heads on 3 ranks") == 0);
+        CHECK(
+            seen.text.find("ulysses: pipeline: head_local operands need whole heads on every rank "
+                           "(assignment::whole_heads): 5 heads on 3 ranks") == 0);
     });
 }

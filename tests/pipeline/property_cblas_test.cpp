@@ -18,13 +18,14 @@ void compare_with_one_rank(std::uint64_t seed, int64_t tokens) {
     CAPTURE(tokens);
     std::mt19937_64 random{seed};
     auto const kv_heads = 1 + below(random, 2);
-    auto const p = make_problem<T>(seed,
-                                   {.heads = kv_heads * (1 + below(random, 3)),
-                                    .kv_heads = kv_heads,
-                                    .head_dim = 4 + below(random, 40),
-                                    .value_dim = 4 + below(random, 40),
-                                    .mask = below(random, 3) == 0 ? ulysses::mask::full : ulysses::mask::causal},
-                                   1, tokens);
+    auto const p = make_problem<T>(
+        seed,
+        {.heads = kv_heads * (1 + below(random, 3)),
+         .kv_heads = kv_heads,
+         .head_dim = 4 + below(random, 40),
+         .value_dim = 4 + below(random, 40),
+         .mask = below(random, 3) == 0 ? ulysses::mask::full : ulysses::mask::causal},
+        1, tokens);
     INFO(p.text());
     auto const one = compute_alone<cblas_attention>(p);
     // Exact enough for float, and much faster than the reference at this length: in double.
@@ -36,9 +37,11 @@ void compare_with_one_rank(std::uint64_t seed, int64_t tokens) {
     for (int ranks : {2, 3, 4, 8}) {
         CAPTURE(ranks);
         auto const order = random_orders(random, tokens, ranks);
-        // Cuts lie on the tile grid: the functor asks for it, so that a row has the bits of one rank.
+        // Cuts lie on the tile grid: the functor asks for it, so that a row has the bits of one
+        // rank.
         ulysses::plan moves;
-        moves.rebuild(p.layer, ulysses::sequence::of(1, order), ranks, 0, cblas_attention::row_multiple());
+        moves.rebuild(p.layer, ulysses::sequence::of(1, order), ranks, 0,
+                      cblas_attention::row_multiple());
         for (int r = 0; r < ranks; ++r)
             for (auto const& item : moves.items(r))
                 CHECK(item.row_begin % cblas_attention::tile_rows == 0);

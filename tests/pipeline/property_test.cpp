@@ -20,7 +20,8 @@ std::vector<bool> heads_of_one_rank(ulysses::shape const& layer, orders const& q
     for (int r = 0; r < moves.ranks(); ++r) {
         std::vector<bool> here(users.size());
         for (auto const& item : moves.items(r))
-            for (auto g = item.kv_begin; g < item.kv_end; ++g) here[static_cast<std::size_t>(g)] = true;
+            for (auto g = item.kv_begin; g < item.kv_end; ++g)
+                here[static_cast<std::size_t>(g)] = true;
         for (std::size_t g = 0; g < users.size(); ++g) users[g] += here[g] ? 1 : 0;
     }
     std::vector<bool> result;
@@ -50,8 +51,7 @@ void compare_with_one_rank(problem<T> const& p, results<double> const& exact,
     for (auto const ranks : sizes) {
         CAPTURE(ranks);
         auto const queries = random_orders(random, p.tokens, ranks);
-        auto const keys =
-            p.keys != p.tokens ? random_orders(random, p.keys, ranks) : orders{};
+        auto const keys = p.keys != p.tokens ? random_orders(random, p.keys, ranks) : orders{};
         auto const many = compute<builtin_attention>(p, queries, keys);
         CHECK(same_bits(many.o, one.o));
         CHECK(same_bits(many.lse, one.lse));
@@ -86,20 +86,20 @@ TEST_CASE("property: o, lse and dq have the bits of one rank at any number of ra
         std::vector<int64_t> divisors;
         for (int64_t d = 1; d <= heads; ++d)
             if (heads % d == 0) divisors.push_back(d);
-        ulysses::shape layer{
-            .heads = heads,
-            .kv_heads = divisors[static_cast<std::size_t>(
-                below(random, static_cast<int64_t>(divisors.size())))],
-            .head_dim = 1 + below(random, 20),
-            .value_dim = 1 + below(random, 20),
-            .mask = below(random, 3) == 0 ? ulysses::mask::full : ulysses::mask::causal,
-            .assignment = below(random, 8) == 0 ? ulysses::assignment::whole_heads
-                                                : ulysses::assignment::balanced};
+        ulysses::shape layer{.heads = heads,
+                             .kv_heads = divisors[static_cast<std::size_t>(
+                                 below(random, static_cast<int64_t>(divisors.size())))],
+                             .head_dim = 1 + below(random, 20),
+                             .value_dim = 1 + below(random, 20),
+                             .mask = below(random, 3) == 0 ? ulysses::mask::full
+                                                           : ulysses::mask::causal,
+                             .assignment = below(random, 8) == 0 ? ulysses::assignment::whole_heads
+                                                                 : ulysses::assignment::balanced};
         auto const tokens = random_length(random);
         auto const batch = 1 + below(random, tokens > 128 ? 1 : 3);
         auto const cross = layer.mask == ulysses::mask::full && below(random, 2) == 0;
-        auto const p = make_problem<float>(seed, layer, batch, tokens,
-                                           cross ? random_length(random) : tokens);
+        auto const p =
+            make_problem<float>(seed, layer, batch, tokens, cross ? random_length(random) : tokens);
         INFO(p.text());
         auto const exact = compute_alone<ulysses::reference_attention>(converted<double>(p));
         // 2, 3, 4 and 8 always; 1 as a group of one thread, 5, 6 and 7 in turn.
@@ -127,8 +127,8 @@ TEST_CASE("property: the reference functor has the bits of one rank as well") {
         auto const one = compute_alone<ulysses::reference_attention>(p);
         for (int ranks : {2, 3, 8}) {
             CAPTURE(ranks);
-            auto const many = compute<ulysses::reference_attention>(
-                p, random_orders(random, p.tokens, ranks));
+            auto const many =
+                compute<ulysses::reference_attention>(p, random_orders(random, p.tokens, ranks));
             CHECK(same_bits(many.o, one.o));
             CHECK(same_bits(many.lse, one.lse));
             CHECK(same_bits(many.dq, one.dq));

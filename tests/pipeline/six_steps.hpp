@@ -13,7 +13,8 @@ struct parameter_layout {
     int64_t channels, q, k, v, o;  // columns of the matrices; o: rows of the last
     bool transposed, biased;
 
-    parameter_layout(ulysses::shape const& layer, int64_t width, bool turned = false, bool bias = true)
+    parameter_layout(ulysses::shape const& layer, int64_t width, bool turned = false,
+                     bool bias = true)
         : channels(width),
           q(layer.heads * layer.head_dim),
           k(layer.kv_heads * layer.head_dim),
@@ -61,7 +62,7 @@ struct six_problem {
     ulysses::shape layer;
     int64_t batch, tokens, channels;
     bool transposed = false, biased = true;
-    tensor<T> x{}, dy{};            // [B, S, 1, C]
+    tensor<T> x{}, dy{};  // [B, S, 1, C]
     std::vector<T> parameters{};
 
     six_problem(std::uint64_t seed, ulysses::shape const& given, int64_t samples, int64_t length,
@@ -81,7 +82,7 @@ struct six_problem {
 template <class T>
 struct six_results {
     tensor<T> y, dx;
-    std::vector<T> gradients;                   // summed over ranks, in rank order
+    std::vector<T> gradients;  // summed over ranks, in rank order
     std::vector<std::vector<T>> rank_gradients;
 
     explicit six_results(six_problem<T> const& p, int ranks)
@@ -125,7 +126,8 @@ void six_steps_rank(Comm const& ranks, six_problem<T> const& p, ulysses::sequenc
     put_back(step.queries(), me, dx, whole.dx);
 }
 
-template <class T, class Attention = ulysses::reference_attention, class Epilogue = ulysses::no_epilogue>
+template <class T, class Attention = ulysses::reference_attention,
+          class Epilogue = ulysses::no_epilogue>
 six_results<T> six_steps(six_problem<T> const& p, orders const& order, bool backward = true,
                          Attention const& attention = {}, Epilogue const& epilogue = {}) {
     auto const step = ulysses::sequence::of(p.batch, order);

@@ -27,7 +27,8 @@ struct rotate_by_position {
         turn(q, call.query_positions, 1);
         turn(k, call.key_positions, 1);
     }
-    static void backward(projection_call const& call, token_view<double> dq, token_view<double> dk) {
+    static void backward(projection_call const& call, token_view<double> dq,
+                         token_view<double> dk) {
         turn(dq, call.query_positions, -1);
         turn(dk, call.key_positions, -1);
     }
@@ -53,11 +54,8 @@ void check_close(six_results<double> const& a, six_results<double> const& b) {
     CHECK(difference(a.gradients, b.gradients) < tolerance);
 }
 
-ulysses::shape const small{.heads = 6,
-                           .kv_heads = 2,
-                           .head_dim = 4,
-                           .value_dim = 3,
-                           .mask = ulysses::mask::causal};
+ulysses::shape const small{
+    .heads = 6, .kv_heads = 2, .head_dim = 4, .value_dim = 3, .mask = ulysses::mask::causal};
 
 }  // namespace
 
@@ -80,7 +78,8 @@ TEST_CASE("six steps: any number of ranks and any token order gives the result o
 TEST_CASE("six steps: an epilogue sees global positions under every order") {
     six_problem<double> const p(3, small, 2, 17, 9);
     auto const run = [&](orders const& order) {
-        return six_steps<double, ulysses::reference_attention>(p, order, true, {}, rotate_by_position{});
+        return six_steps<double, ulysses::reference_attention>(p, order, true, {},
+                                                               rotate_by_position{});
     };
     auto const one = run(equal_shares(17, 1));
     // It does something: without it the result is another.
@@ -99,7 +98,8 @@ TEST_CASE("six steps: transposed weights and missing biases") {
     auto const to = turned.places().gradients(turned.parameters.data());
     auto const transpose = [](auto const& a, auto const& b, int64_t rows, int64_t columns) {
         for (int64_t i = 0; i < rows; ++i)
-            for (int64_t j = 0; j < columns; ++j) b.data[j * b.stride + i] = a.data[i * a.stride + j];
+            for (int64_t j = 0; j < columns; ++j)
+                b.data[j * b.stride + i] = a.data[i * a.stride + j];
     };
     auto const places = plain.places();
     transpose(from.q, to.q, 9, places.q);
@@ -113,8 +113,10 @@ TEST_CASE("six steps: transposed weights and missing biases") {
     auto const gradients = turned.places().weights(b.gradients.data());
     auto const back = places.gradients(untransposed.data());
     for (auto const& [g, to_view, rows, columns] :
-         {std::tuple{gradients.q, back.q, int64_t{9}, places.q}, {gradients.k, back.k, 9, places.k},
-          {gradients.v, back.v, 9, places.v}, {gradients.o, back.o, places.o, 9}})
+         {std::tuple{gradients.q, back.q, int64_t{9}, places.q},
+          {gradients.k, back.k, 9, places.k},
+          {gradients.v, back.v, 9, places.v},
+          {gradients.o, back.o, places.o, 9}})
         for (int64_t i = 0; i < rows; ++i)
             for (int64_t j = 0; j < columns; ++j)
                 to_view.data[i * to_view.stride + j] = g.data[j * g.stride + i];
@@ -145,8 +147,8 @@ TEST_CASE("six steps: gradients are added to, so that micro-batches sum") {
     auto const step = ulysses::sequence::of(1, order);
     std::vector<std::vector<double>> twice(2, std::vector<double>(p.parameters.size(), 0.0));
     ulysses::threads::run(2, [&](ulysses::threads::communicator ranks) {
-        ulysses::pipeline layer{ranks, ulysses::sequence_local{}, ulysses::reference_attention{}, p.layer,
-                                ulysses::dense{ulysses::builtin_gemm{}}};
+        ulysses::pipeline layer{ranks, ulysses::sequence_local{}, ulysses::reference_attention{},
+                                p.layer, ulysses::dense{ulysses::builtin_gemm{}}};
         auto saved = layer.make_context();
         auto const me = ranks.rank();
         auto const x = own_part(step.queries(), me, p.x), dy = own_part(step.queries(), me, p.dy);
@@ -154,7 +156,8 @@ TEST_CASE("six steps: gradients are added to, so that micro-batches sum") {
         auto const weights = p.places().weights(p.parameters.data());
         for (int i = 0; i < 2; ++i) {
             layer.forward(step, saved, token_operand(x), weights, token_operand(y));
-            layer.backward(step, saved, token_operand(x), weights, token_operand(dy), token_operand(dx),
+            layer.backward(step, saved, token_operand(x), weights, token_operand(dy),
+                           token_operand(dx),
                            p.places().gradients(twice[static_cast<std::size_t>(me)].data()));
         }
     });

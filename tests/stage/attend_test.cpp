@@ -45,8 +45,8 @@ struct recording_attention {
     }
 
     void forward(uly::attention_call const& call, uly::head_view<float const> q,
-                 uly::head_view<float const> k, uly::head_view<float const> v, uly::head_view<float> o,
-                 uly::head_view<float> lse) const {
+                 uly::head_view<float const> k, uly::head_view<float const> v,
+                 uly::head_view<float> o, uly::head_view<float> lse) const {
         seen->push_back({call, q.extents, k.extents, v.extents, o.extents, lse.extents});
         add_one(o);
         add_one(lse);
@@ -84,7 +84,8 @@ struct own_memory {
         give(operands.v, v, keys, layer.value_dim);
         give(operands.o, o, queries, layer.value_dim);
         give(operands.lse, lse, queries, 1);
-        operands.dout = {reinterpret_cast<std::byte*>(o.data()), {0, layer.value_dim * 4, 0}, layer.value_dim};
+        operands.dout = {
+            reinterpret_cast<std::byte*>(o.data()), {0, layer.value_dim * 4, 0}, layer.value_dim};
         give(operands.dq, dq, queries, layer.head_dim);
         give(operands.dk, dk, keys, layer.head_dim);
         give(operands.dv, dv, keys, layer.value_dim);
@@ -162,8 +163,8 @@ TEST_CASE("attend: cuts keep the functor's row multiple") {
         uly::plan moves;
         std::vector<seen_call> seen;
         recording_attention const attention{&seen, 16};
-        moves.rebuild(uly::checked({.heads = 2, .head_dim = 1}), uly::sequence::split(3, 1, 100), 3, rank,
-                      attention.row_multiple());
+        moves.rebuild(uly::checked({.heads = 2, .head_dim = 1}), uly::sequence::split(3, 1, 100), 3,
+                      rank, attention.row_multiple());
         own_memory memory(moves);
         uly::attend(attention, moves, memory.operands, {});
         REQUIRE(!seen.empty());
@@ -175,17 +176,18 @@ TEST_CASE("attend: cuts keep the functor's row multiple") {
     }
 }
 
-TEST_CASE("attend: over all items every row is written once, gradients of shared keys meet in one place") {
+TEST_CASE("attend: over all items every row is written once, gradients of shared keys meet in one "
+          "place") {
     for (std::uint64_t seed = 1; seed <= 60; ++seed) {
         CAPTURE(seed);
         std::mt19937_64 random{seed};
         auto const kv_heads = 1 + below(random, 4), group = 1 + below(random, 4);
         auto const ranks = static_cast<int>(1 + below(random, 8));
-        auto const layer = uly::checked(
-            {.heads = kv_heads * group,
-             .kv_heads = kv_heads,
-             .head_dim = 1,
-             .mask = below(random, 2) == 0 ? uly::mask::full : uly::mask::causal});
+        auto const layer =
+            uly::checked({.heads = kv_heads * group,
+                          .kv_heads = kv_heads,
+                          .head_dim = 1,
+                          .mask = below(random, 2) == 0 ? uly::mask::full : uly::mask::causal});
         auto const step = uly::sequence::split(ranks, 1 + below(random, 2), 1 + below(random, 20));
         int64_t rows = 0;
         for (int rank = 0; rank < ranks; ++rank) {
@@ -221,7 +223,8 @@ TEST_CASE("attend: workspace is what the largest item needs") {
     CHECK(uly::attend_workspace_bytes<float>(recording_attention{&none}, moves) ==
           1 + 2 * 9 + 3 * 2 + 5 * 9 + 7 * 1 + 11 * 4 + 13 * 2);
     // A rank without rows needs none.
-    moves.rebuild(uly::checked({.heads = 1, .head_dim = 4}), uly::sequence::split(3, 1, 1), 3, 2, 1);
+    moves.rebuild(uly::checked({.heads = 1, .head_dim = 4}), uly::sequence::split(3, 1, 1), 3, 2,
+                  1);
     CHECK(moves.items().empty());
     CHECK(uly::attend_workspace_bytes<float>(recording_attention{&none}, moves) == 0);
 }

@@ -74,16 +74,19 @@ TEST_CASE("shard: extents that do not fit the step are refused, with both sides 
     };
     auto const apart = batch_first{memory.data() + 50, {1, 3, 2}};
     uly::where const nowhere{};
-    CHECK_THROWS_WITH_AS(uly::shard(step, 0, of(4, 2), apart, nowhere),
-                         "ulysses: shard: global: extents [batch, tokens, heads, dim] must fit the step "
-                         "and shape: got [1, 4, 1, 2], expected [1, 5, 1, 2]",
-                         uly::invalid_tensor);
+    CHECK_THROWS_WITH_AS(
+        uly::shard(step, 0, of(4, 2), apart, nowhere),
+        "ulysses: shard: global: extents [batch, tokens, heads, dim] must fit the step "
+        "and shape: got [1, 4, 1, 2], expected [1, 5, 1, 2]",
+        uly::invalid_tensor);
     // Rank 1 holds two of the five.
-    CHECK_THROWS_WITH_AS(uly::shard(step, 1, of(5, 2), apart, nowhere),
-                         "ulysses: shard: local: extents [batch, tokens, heads, dim] must fit the step "
-                         "and shape: got [1, 3, 1, 2], expected [1, 2, 1, 2]",
-                         uly::invalid_tensor);
+    CHECK_THROWS_WITH_AS(
+        uly::shard(step, 1, of(5, 2), apart, nowhere),
+        "ulysses: shard: local: extents [batch, tokens, heads, dim] must fit the step "
+        "and shape: got [1, 3, 1, 2], expected [1, 2, 1, 2]",
+        uly::invalid_tensor);
     CHECK_THROWS_AS(uly::unshard(step, 0, of(3, 2), batch_first{memory.data() + 50, {1, 5, 3}}),
                     uly::invalid_tensor);
-    CHECK_THROWS_AS(uly::unshard(step, 0, batch_first{nullptr, {1, 3, 2}}, of(5, 2)), uly::invalid_tensor);
+    CHECK_THROWS_AS(uly::unshard(step, 0, batch_first{nullptr, {1, 3, 2}}, of(5, 2)),
+                    uly::invalid_tensor);
 }

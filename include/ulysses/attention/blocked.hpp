@@ -5,6 +5,7 @@
 #include <ulysses/attention/softmax.hpp>
 #include <ulysses/attention/tile.hpp>
 #include <ulysses/core/attention.hpp>
+#include <ulysses/core/explain.hpp>
 #include <ulysses/core/gemm.hpp>
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/space.hpp>
@@ -86,6 +87,13 @@ class blocked_attention {
                     forward_tile<T>(call, tile, b, h, q, k, v, o, lse, space);
                     row = tile.own_end;
                 }
+    }
+
+    /// Refuses views of another layout.
+    template <class... Views>
+        requires other_layout<Views...>
+    void forward(attention_call const&, Views const&...) const {
+        static_assert(explain_layout<Views...>());
     }
 
     template <element T>
@@ -220,10 +228,11 @@ class blocked_attention {
             }
             for (auto row = from; row < to; ++row) {
                 auto const i = row - tile.begin;
-                detail::softmax_row_step<A>(space.scores + i * tile_keys,
-                                            detail::visible_keys(call, row, key, band.keys),
-                                            key == 0, space.largest[i], now[row - from],
-                                            space.sums + i * lanes<A>, space.out + i * dim, dim);
+                auto const next = std::min(row + together, band.own_end - 1) - tile.begin;
+                detail::softmax_row_step<A>(
+                    space.scores + i * tile_keys, space.scores + next * tile_keys,
+                    detail::visible_keys(call, row, key, band.keys), key == 0, space.largest[i],
+                    now[row - from], space.sums + i * lanes<A>, space.out + i * dim, dim);
                 space.largest[i] = now[row - from];
             }
         }

@@ -3,6 +3,7 @@
 
 #include <ulysses/attention/operands.hpp>
 #include <ulysses/core/attention.hpp>
+#include <ulysses/core/explain.hpp>
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/space.hpp>
 
@@ -87,6 +88,13 @@ struct reference_attention {
                         o(b, i, h, d) = detail::rounded<T>(sum);
                     }
                 }
+    }
+
+    /// Refuses views of another layout.
+    template <class... Views>
+        requires other_layout<Views...>
+    void forward(attention_call const&, Views const&...) const {
+        static_assert(explain_layout<Views...>());
     }
 
     template <element T>

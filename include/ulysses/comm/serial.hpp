@@ -34,7 +34,7 @@ class serial {
     window_type make_window(std::size_t bytes) const {
         constexpr auto alignment = std::align_val_t{64};
         auto* memory = static_cast<std::byte*>(::operator new(bytes, alignment));
-        return {{memory, [](std::byte* p) { ::operator delete(p, std::align_val_t{64}); }}, bytes};
+        return {{memory, [](std::byte* p) { ::operator delete (p, std::align_val_t{64}); }}, bytes};
     }
     window_type shared_window(arena which, std::size_t bytes) const {
         auto& window = state_->shared[static_cast<std::size_t>(which)];

@@ -44,7 +44,7 @@ class breakable_barrier {
     void arrive_and_wait(int rank) {
         auto const size = arrivals_.size();
         auto const phase = phase_.load(std::memory_order_acquire);
-        if (failed_.load(std::memory_order_acquire)) throw_failure();
+        expect_intact();
         if (size == 1) return;
         arrivals_[static_cast<std::size_t>(rank)].store(phase + 1, std::memory_order_relaxed);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
@@ -82,7 +82,12 @@ class breakable_barrier {
         released_.notify_all();
     }
 
-    bool failed() const { return failed_.load(std::memory_order_acquire); }
+    bool failed() const { return failed_; }
+
+    /// *Throws* the error the group failed with, if it has.
+    void expect_intact() const {
+        if (failed()) throw_failure();
+    }
 
    private:
     /// Under the lock.
@@ -91,7 +96,7 @@ class breakable_barrier {
         code_ = code;
         text_ = text;
         rank_ = rank;
-        failed_.store(true, std::memory_order_release);
+        failed_ = true;
     }
 
     bool passed(std::uint64_t phase) const {

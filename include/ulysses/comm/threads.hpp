@@ -59,6 +59,7 @@ struct group_state {
         offer offers[2];
         unsigned parity = 0;
         std::uint64_t calls = 0;
+        std::atomic<bool> reading{false};  ///< this rank reads other ranks' data
         std::shared_ptr<std::byte> memory;
         std::shared_ptr<group_state> child;
         std::vector<fence_status> seen;
@@ -73,16 +74,32 @@ struct group_state {
     /// Fails the group and every group split from it.
     void fail(errc code, std::string const& text, int rank) {
         barrier.fail(code, text, rank);
-        std::lock_guard lock(children_mutex);
-        for (auto const& weak : children)
-            if (auto const child = weak.lock()) child->fail(code, text, rank);
+        std::lock_guard lock(descendants_mutex);
+        for (auto const& weak : descendants)
+            if (auto const part = weak.lock()) part->barrier.fail(code, text, rank);
+    }
+
+    /// Waits in a failed group until nobody reads what a rank has shown: its caller may free it now.
+    void await_readers() const {
+        if (!barrier.failed()) return;
+        for (auto const& s : slots)
+            while (s.reading) std::this_thread::yield();
+    }
+
+    /// Lets failures of this group reach one that was split from it or from its parts: directly, for
+    /// a group in between may be gone by then.
+    void adopt(std::shared_ptr<group_state> const& descendant) {
+        std::lock_guard lock(descendants_mutex);
+        std::erase_if(descendants, [](auto const& weak) { return weak.expired(); });
+        descendants.push_back(descendant);
     }
 
     options settings;
     breakable_barrier barrier;
     std::vector<slot> slots;
-    std::mutex children_mutex;
-    std::vector<std::weak_ptr<group_state>> children;
+    std::vector<std::weak_ptr<group_state>> ancestors;
+    std::mutex descendants_mutex;
+    std::vector<std::weak_ptr<group_state>> descendants;
 };
 
 template <class T>
@@ -126,6 +143,7 @@ class communicator {
     }
 
     window_type make_window(std::size_t bytes) const {
+        group_->barrier.expect_intact();
         auto& slot = mine();
         fence_status status;
         guarded(status, [&] {
@@ -169,22 +187,27 @@ class communicator {
     template <class T>
         requires std::is_arithmetic_v<T>
     void all_reduce(std::span<T> values, reduction op) const {
+        exposure const until_read{*group_};
         publish(detail::collective::all_reduce, std::as_writable_bytes(values));
         // Rank r reduces the r-th chunk of every rank into its own; then all copy the chunks.
         auto const ranks = static_cast<std::size_t>(size_);
         auto const chunk = [&](std::size_t r) { return values.size() * r / ranks; };
         auto const me = static_cast<std::size_t>(rank_);
-        for (auto i = chunk(me); i < chunk(me + 1); ++i) {
-            T result = data_of<T>(0)[i];
-            for (int r = 1; r < size_; ++r) result = detail::combined(op, result, data_of<T>(r)[i]);
-            values[i] = result;
-        }
-        wait();
-        for (std::size_t r = 0; r < ranks; ++r)
-            if (r != me && chunk(r + 1) > chunk(r))
-                std::memcpy(values.data() + chunk(r), data_of<T>(static_cast<int>(r)) + chunk(r),
-                            (chunk(r + 1) - chunk(r)) * sizeof(T));
-        wait();
+        read([&] {
+            for (auto i = chunk(me); i < chunk(me + 1); ++i) {
+                T result = data_of<T>(0)[i];
+                for (int r = 1; r < size_; ++r)
+                    result = detail::combined(op, result, data_of<T>(r)[i]);
+                values[i] = result;
+            }
+        });
+        read([&] {
+            for (std::size_t r = 0; r < ranks; ++r)
+                if (r != me && chunk(r + 1) > chunk(r))
+                    std::memcpy(values.data() + chunk(r),
+                                data_of<T>(static_cast<int>(r)) + chunk(r),
+                                (chunk(r + 1) - chunk(r)) * sizeof(T));
+        });
     }
 
     void all_gather(std::span<std::byte const> part, std::span<std::byte> all) const {
@@ -193,12 +216,14 @@ class communicator {
             status.fail(errc::invalid_call,
                         concat("ulysses: all_gather: all must hold one part for each rank: ",
                                all.size(), " bytes for ", size_, " parts of ", part.size()));
+        exposure const until_read{*group_};
         publish(detail::collective::all_gather, {const_cast<std::byte*>(part.data()), part.size()},
                 0, status);
-        for (int r = 0; r < size_ && !part.empty(); ++r)
-            std::memcpy(all.data() + static_cast<std::size_t>(r) * part.size(),
-                        data_of<std::byte>(r), part.size());
-        wait();
+        read([&] {
+            for (int r = 0; r < size_ && !part.empty(); ++r)
+                std::memcpy(all.data() + static_cast<std::size_t>(r) * part.size(),
+                            data_of<std::byte>(r), part.size());
+        });
     }
 
     void broadcast(std::span<std::byte> data, int root) const {
@@ -206,10 +231,12 @@ class communicator {
         if (root < 0 || root >= size_)
             status.fail(errc::invalid_call, concat("ulysses: broadcast: root must be a rank: root ",
                                                    root, " of ", size_, " ranks"));
+        exposure const until_read{*group_};
         publish(detail::collective::broadcast, data, root, status);
-        if (rank_ != root && !data.empty())
-            std::memcpy(data.data(), data_of<std::byte>(root), data.size());
-        wait();
+        read([&] {
+            if (rank_ != root && !data.empty())
+                std::memcpy(data.data(), data_of<std::byte>(root), data.size());
+        });
     }
 
     communicator split(int color, int key) const {
@@ -226,9 +253,10 @@ class communicator {
         if (rank_ == leader) {
             slot.child = std::make_shared<detail::group_state>(static_cast<int>(members.size()),
                                                                group_->settings);
-            std::lock_guard lock(group_->children_mutex);
-            std::erase_if(group_->children, [](auto const& weak) { return weak.expired(); });
-            group_->children.push_back(slot.child);
+            slot.child->ancestors = group_->ancestors;
+            slot.child->ancestors.push_back(group_);
+            for (auto const& weak : slot.child->ancestors)
+                if (auto const ancestor = weak.lock()) ancestor->adopt(slot.child);
         }
         wait();
         auto child = at(leader).child;
@@ -255,8 +283,28 @@ class communicator {
 
     using offer = detail::group_state::offer;
 
-    /// This rank's offer for the call that begins.
+    /// Held while a caller's memory is shown: keeps it until nobody reads it, when the group fails
+    /// between two waits.
+    struct exposure {
+        detail::group_state& group;
+        ~exposure() { group.await_readers(); }
+    };
+
+    /// Reads other ranks' data by `body`, then waits until every rank has read.
+    template <class Body>
+    void read(Body const& body) const {
+        auto& reading = mine().reading;
+        reading =
+            true;  // before the look at the failure, as `await_readers` looks the other way round
+        if (!group_->barrier.failed()) body();
+        reading = false;
+        wait();
+    }
+
+    /// This rank's offer for the call that begins. None in a group that has failed: its barrier holds
+    /// nobody back, so that a slow rank may still be reading either of the two.
     offer& next_offer(detail::collective call) const {
+        group_->barrier.expect_intact();
         auto& slot = mine();
         auto& next = slot.offers[slot.parity ^= 1u];
         next.call = call;

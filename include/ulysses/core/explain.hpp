@@ -104,8 +104,8 @@ consteval bool explain_attention() {
     return false;
 }
 
-/// True when the functor takes one of the element types; else explains with float. (Not an `||` with an
-/// explanation of float: g++ evaluates a consteval call that is never reached.)
+/// True when the functor takes one of the element types; else explains with float. (Not an `||`
+/// with an explanation of float: g++ evaluates a consteval call that is never reached.)
 template <class A>
 consteval bool attends_some_element() {
     if constexpr (attention_for<A, float> || attention_for<A, double> || attention_for<A, half> ||
@@ -139,7 +139,12 @@ consteval bool explain_tensor() {
     return false;
 }
 
-/// For functors: the overload that refuses views of another layout.
+/// Views that an attention functor must refuse: one of them is not head_local.
+template <class... Views>
+concept other_layout = (requires { typename Views::layout; } && ...) &&
+                       !(std::same_as<typename Views::layout, head_local> && ...);
+
+/// For functors, in an overload for `other_layout` views: says why they are refused.
 template <class... Views>
 consteval bool explain_layout() {
     static_assert((std::same_as<typename Views::layout, head_local> && ...),

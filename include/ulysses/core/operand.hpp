@@ -28,8 +28,6 @@ inline std::int64_t footprint(extents4 const& extents, extents4 const& strides,
     return last + 1;
 }
 
-inline constexpr auto no_limit = std::int64_t{1} << 62;
-
 /// True when two elements of the view share an address.
 inline bool overlaps_itself(extents4 const& extents, extents4 const& strides) {
     for (std::size_t axis = 0; axis < 4; ++axis)
@@ -42,43 +40,69 @@ inline bool overlaps_itself(extents4 const& extents, extents4 const& strides) {
     return false;
 }
 
-/// True unless the two views are seen to be disjoint: apart as ranges, or interleaved in one period
-/// (as q, k and v inside packed rows).
+/// Whether two views may share an element, found axis by axis: where both step by one period that
+/// holds a part of each, only parts in the same period can meet. Strides are in bytes.
+class overlap_search {
+   public:
+    struct side {
+        std::array<std::int64_t, 3> extents, strides;
+        std::int64_t row_bytes;
+
+        std::int64_t footprint(std::array<bool, 3> const& peeled) const {
+            auto last = row_bytes;
+            for (std::size_t axis = 0; axis < 3; ++axis)
+                if (!peeled[axis] && extents[axis] > 1) last += (extents[axis] - 1) * strides[axis];
+            return last;
+        }
+    };
+
+    overlap_search(side const& a, side const& b) : a_(a), b_(b) {}
+
+    /// `distance` bytes from the first of `a` to the first of `b`.
+    bool may_meet(std::int64_t distance, std::array<bool, 3> peeled = {}) const {
+        if (distance >= a_.footprint(peeled) || -distance >= b_.footprint(peeled)) return false;
+        auto const axis = widest_shared(peeled);
+        if (axis == 3) return true;
+        peeled[axis] = true;
+        auto const period = stride(axis);
+        if (a_.footprint(peeled) > period || b_.footprint(peeled) > period) return true;
+        auto const offset = (distance % period + period) % period;
+        return may_meet(offset, peeled) || may_meet(offset - period, peeled);
+    }
+
+   private:
+    std::int64_t stride(std::size_t axis) const {
+        return a_.extents[axis] > 1 ? a_.strides[axis] : b_.strides[axis];
+    }
+    std::size_t widest_shared(std::array<bool, 3> const& peeled) const {
+        std::size_t widest = 3;
+        for (std::size_t axis = 0; axis < 3; ++axis) {
+            if (peeled[axis] || (a_.extents[axis] <= 1 && b_.extents[axis] <= 1)) continue;
+            auto const both = a_.extents[axis] > 1 && b_.extents[axis] > 1;
+            if (stride(axis) <= 0 || (both && a_.strides[axis] != b_.strides[axis])) continue;
+            if (widest == 3 || stride(axis) > stride(widest)) widest = axis;
+        }
+        return widest;
+    }
+
+    side a_, b_;
+};
+
+/// False only when the two views are seen to be disjoint: apart as ranges, or interleaved (as q, k
+/// and v inside packed rows, or heads of k and v in turn).
 template <class A, class B, class LayoutA, class LayoutB>
 bool may_overlap(tensor_view<A, LayoutA> const& a, tensor_view<B, LayoutB> const& b) {
     if (a.size() == 0 || b.size() == 0) return false;
-    auto const begin_a = reinterpret_cast<std::uintptr_t>(a.data);
-    auto const begin_b = reinterpret_cast<std::uintptr_t>(b.data);
-    auto const end_a =
-        begin_a +
-        static_cast<std::uintptr_t>(footprint(a.extents, a.strides, no_limit)) * sizeof(A);
-    auto const end_b =
-        begin_b +
-        static_cast<std::uintptr_t>(footprint(b.extents, b.strides, no_limit)) * sizeof(B);
-    if (end_a <= begin_b || end_b <= begin_a) return false;
-    if constexpr (sizeof(A) == sizeof(B)) {
-        for (std::size_t axis = 0; axis < 3; ++axis) {
-            auto const period = a.strides[axis];
-            if (period < 2 || b.strides[axis] != period) continue;
-            auto const whole = [&](extents4 const& extents, extents4 const& strides) {
-                for (std::size_t other = 0; other < 4; ++other)
-                    if (extents[other] > 1 && strides[other] >= period &&
-                        strides[other] % period != 0)
-                        return false;
-                return true;
-            };
-            if (!whole(a.extents, a.strides) || !whole(b.extents, b.strides)) continue;
-            auto const distance =
-                static_cast<std::int64_t>(begin_b) - static_cast<std::int64_t>(begin_a);
-            auto const bytes = period * static_cast<std::int64_t>(sizeof(A));
-            auto const offset = ((distance % bytes) + bytes) % bytes;
-            auto const width = static_cast<std::int64_t>(sizeof(A));
-            if (offset >= footprint(a.extents, a.strides, period) * width &&
-                offset + footprint(b.extents, b.strides, period) * width <= bytes)
-                return false;
-        }
-    }
-    return true;
+    auto const side_of = [](auto const& operand) {
+        auto const size = static_cast<std::int64_t>(sizeof(*operand.data));
+        auto const& [batch, token, head, dim] = operand.strides;
+        return overlap_search::side{{operand.extents[0], operand.extents[1], operand.extents[2]},
+                                    {batch * size, token * size, head * size},
+                                    ((operand.extents[3] - 1) * dim + 1) * size};
+    };
+    auto const distance =
+        reinterpret_cast<std::uintptr_t>(b.data) - reinterpret_cast<std::uintptr_t>(a.data);
+    return overlap_search(side_of(a), side_of(b)).may_meet(static_cast<std::int64_t>(distance));
 }
 
 }  // namespace detail

@@ -38,11 +38,11 @@ class attention_pass {
     Comm const& ranks() const { return ranks_; }
     Attention const& attention() const { return attention_; }
 
-    /// True when steps 3 and 5 move anything: operands local to tokens, over more than one rank or not
-    /// in global order.
+    /// True when steps 3 and 5 move anything: operands local to tokens, over more than one rank or
+    /// not in global order.
     bool exchanging(plan const& moves) const {
         return std::is_same_v<Layout, sequence_local> &&
-            (ranks_.size() > 1 || !moves.holds_all_in_order());
+               (ranks_.size() > 1 || !moves.holds_all_in_order());
     }
 
     /// Bytes of scratch memory held on this rank, shared windows not counted.
@@ -75,8 +75,8 @@ class attention_pass {
         guarded(status, [&] {
             if (saved != nullptr) saved->expect_empty(at);
         });
-        auto const memory =
-            open(moves, status, own_window ? saved : nullptr, places.inbox_bytes, places.outbox_bytes);
+        auto const memory = open(moves, status, own_window ? saved : nullptr, places.inbox_bytes,
+                                 places.outbox_bytes);
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         local_operands<T, Layout> local;
         attend_operands<T> operands;
@@ -135,9 +135,10 @@ class attention_pass {
         auto const memory = open(moves, status, nullptr, places.inbox_bytes, places.outbox_bytes);
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         // A context filled by this plan holds its windows: nothing grows here.
-        auto const kept_windows = policy == keep::exchanged
-                                      ? open(moves, status, &saved, kept.inbox_bytes, kept.outbox_bytes)
-                                      : windows{};
+        auto const kept_windows =
+            policy == keep::exchanged
+                ? open(moves, status, &saved, kept.inbox_bytes, kept.outbox_bytes)
+                : windows{};
         local_operands<T, Layout> local;
         attend_operands<T> operands;
         guarded_on(status, [&] {
@@ -164,7 +165,8 @@ class attention_pass {
                 auto* out = ranks_.address(outbox, me);
                 auto const& layer = moves.layer();
                 if (policy == keep::exchanged) {
-                    set_queries_keys_values(operands, ranks_.address(kept_windows.inbox, me), kept, layer);
+                    set_queries_keys_values(operands, ranks_.address(kept_windows.inbox, me), kept,
+                                            layer);
                     operands.o = {ranks_.address(kept_windows.outbox, me), kept.o, layer.value_dim};
                 } else {
                     set_queries_keys_values(operands, in, places, layer);
@@ -219,8 +221,8 @@ class attention_pass {
 
     /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
     /// make sure that all are in the same call and none has failed.
-    windows open(plan const& moves, fence_status const& status, context_type* saved, std::size_t inbox_bytes,
-                 std::size_t outbox_bytes) {
+    windows open(plan const& moves, fence_status const& status, context_type* saved,
+                 std::size_t inbox_bytes, std::size_t outbox_bytes) {
         if (!exchanging(moves)) return {};
         auto const grows = saved != nullptr ? saved->grows(inbox_bytes, outbox_bytes)
                                             : shared_inbox_bytes_ < inbox_bytes ||

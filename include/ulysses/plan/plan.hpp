@@ -177,7 +177,7 @@ class plan {
     bool in_order(token_orders const& orders) const {
         auto const runs = orders.runs(rank_);
         return runs.size() == 1 && runs[0].count == orders.total() &&
-            (runs[0].stride == 1 || runs[0].count == 1);
+               (runs[0].stride == 1 || runs[0].count == 1);
     }
 
     std::uint64_t combined_hash(sequence const& step) const {

@@ -33,9 +33,9 @@ inline traffic forward_traffic(plan const& moves, std::size_t element_bytes) {
             static_cast<std::size_t>(received) * element_bytes};
 }
 
-/// Backward: dO out; dq, dk and dv back to others, dk and dv in elements of `accumulator_bytes`. What
-/// the context did not keep moves again: q, k, v and o out under keep::local; q, k and v out under
-/// keep::nothing, and o back when `six_steps` need it.
+/// Backward: dO out; dq, dk and dv back to others, dk and dv in elements of `accumulator_bytes`.
+/// What the context did not keep moves again: q, k, v and o out under keep::local; q, k and v out
+/// under keep::nothing, and o back when `six_steps` need it.
 inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
                                 std::size_t accumulator_bytes, bool six_steps = true) {
     auto const& layer = moves.layer();
@@ -67,8 +67,8 @@ inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
 
 /// The closed form of the elements that all ranks together send in one forward pass when every head
 /// weighs alike and no mask spares a key: (P - 1) / P * S * B * (Hq (D + Dv) + (Hkv + P - gcd(Hkv,
-/// P)) (D + Dv)), with equal shares of S. Exact when ranks divide heads; of a cut head's query rows more
-/// or fewer than 1 / P may be at home. *Source*: counting, as in docs/shapes.md.
+/// P)) (D + Dv)), with equal shares of S. Exact when ranks divide heads; of a cut head's query rows
+/// more or fewer than 1 / P may be at home. *Source*: counting, as in docs/shapes.md.
 inline std::int64_t closed_form_elements(shape const& layer, std::int64_t batch,
                                          std::int64_t tokens, int ranks) {
     auto const copies =
