@@ -34,9 +34,9 @@ void print_losses(std::vector<run_report> const& runs) {
     for (auto const& run : runs) std::printf("%14s", ("P = " + std::to_string(run.ranks)).c_str());
     if (runs.size() > 1) std::printf("%14s", "difference");
     auto const steps = runs.front().losses.size();
-    auto const stride = std::max<std::size_t>(1, steps / 12);
+    auto const stride = std::max<std::size_t>(1, steps / 10);
     for (std::size_t i = 0; i < steps; ++i) {
-        if (i % stride != 0 && i + 1 != steps) continue;
+        if (i != 0 && (i + 1) % stride != 0 && i + 1 != steps) continue;
         std::printf("\n%8zu", i + 1);
         for (auto const& run : runs) std::printf("%14.8f", run.losses[i]);
         if (runs.size() > 1) std::printf("%14.1e", difference(runs, i));

@@ -18,6 +18,12 @@ struct weight_view {
     T* data = nullptr;
     std::int64_t stride = 0;
     bool transposed = false;
+
+    constexpr operator weight_view<T const>() const
+        requires(!std::is_const_v<T>)
+    {
+        return {data, stride, transposed};
+    }
 };
 
 /// Weights of one layer: q [C, Hq D], k [C, Hkv D], v [C, Hkv Dv], o [Hq Dv, C]. Biases have one
