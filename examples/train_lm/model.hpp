@@ -54,7 +54,7 @@ class model {
                   std::span<std::uint8_t const> bytes) {
         auto const output = transposed(w.embedding), doutput = transposed(gradients.embedding);
         linear_gradient(final_, logits_, doutput);
-        linear_backward<T>(logits_, read(output), branch_);
+        linear_backward<T>(logits_, output, branch_);
         std::fill_n(stream_.data(), stream_.size(), T(0));
         rms_norm_backward(last_, w.final_gain, final_inverse_, branch_, stream_,
                           gradients.final_gain);
@@ -99,11 +99,8 @@ class model {
         tensor<T> attention_inverse, mlp_inverse;    // [B, s, 1]
     };
 
-    static weight_view<T const> read(weight_view<T> const& w) {
-        return {w.data, w.stride, w.transposed};
-    }
     static ulysses::dense_weights<T> projections(layer_weights<T> const& w) {
-        return {.q = read(w.q), .k = read(w.k), .v = read(w.v), .o = read(w.o)};
+        return {.q = w.q, .k = w.k, .v = w.v, .o = w.o};
     }
 
     void reshape(std::int64_t batch, std::int64_t tokens) {
@@ -130,7 +127,7 @@ class model {
             layer_forward(step, layers_[i], w.layers[i],
                           i + 1 < layers_.size() ? layers_[i + 1].in : last_, keep);
         rms_norm(last_, w.final_gain, final_inverse_, final_);
-        linear<T>(final_, read(transposed(w.embedding)), logits_);
+        linear<T>(final_, transposed(w.embedding), logits_);
         return logits_;
     }
 
@@ -144,9 +141,9 @@ class model {
             attention_.forward(step, a.attention_in, projections(w), branch_);
         add(a.in, branch_, a.middle);
         rms_norm(a.middle, w.mlp_gain, a.mlp_inverse, a.mlp_in);
-        linear<T>(a.mlp_in, read(w.gate_up), a.gate_up);
+        linear<T>(a.mlp_in, w.gate_up, a.gate_up);
         swiglu(a.gate_up, a.hidden);
-        linear<T>(a.hidden, read(w.down), branch_);
+        linear<T>(a.hidden, w.down, branch_);
         add(a.middle, branch_, out);
     }
 
@@ -154,10 +151,10 @@ class model {
     void layer_backward(ulysses::sequence const& step, layer& a, layer_weights<T> const& w,
                         layer_weights<T> const& d) {
         linear_gradient(a.hidden, stream_, d.down);
-        linear_backward<T>(stream_, read(w.down), dhidden_);
+        linear_backward<T>(stream_, w.down, dhidden_);
         swiglu_backward(a.gate_up, dhidden_);
         linear_gradient(a.mlp_in, a.gate_up, d.gate_up);
-        linear_backward<T>(a.gate_up, read(w.gate_up), branch_);
+        linear_backward<T>(a.gate_up, w.gate_up, branch_);
         rms_norm_backward(a.middle, w.mlp_gain, a.mlp_inverse, branch_, stream_, d.mlp_gain);
         attention_.backward(step, a.context, a.attention_in, projections(w), stream_, branch_,
                             ulysses::dense_gradients<T>{.q = d.q, .k = d.k, .v = d.v, .o = d.o});

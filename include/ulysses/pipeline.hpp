@@ -26,21 +26,22 @@ namespace ulysses::inline v0 {
 
 /// The six steps of one attention layer, composed at compile time.
 ///
-///     ulysses::pipeline layer{ranks, ulysses::sequence_local{}, attention, {.heads = 32, .head_dim
-///     = 128}}; auto step = ulysses::sequence::agree(ranks, {.batch = 1, .tokens = tokens});
-///     layer.attend(step, q, k, v, o);                       // steps 3-5
-///     layer.forward(step, context, x, weights, y);          // steps 1-6, with a projection
+///     ulysses::pipeline layer{ranks, ulysses::sequence_local{}, attention, shape};
+///     auto step = ulysses::sequence::agree(ranks, {.batch = 1, .tokens = tokens});
+///     layer.attend(step, q, k, v, o);               // steps 3-5
+///     layer.forward(step, context, x, weights, y);  // steps 2-6, with a projection
 ///
-/// Every call on it is collective over the group: all ranks make the same calls in the same order,
-/// with the same shape and step. A wrong operand, a call out of order or an exception in a functor
+/// Step 1, giving each rank its tokens, is the caller's (see `shard`). With sequence-local operands
+/// every call is collective: all ranks make the same calls in the same order, with the same shape
+/// and step; with head-local ones nothing moves and an error stays on its rank. A wrong operand, a call out of order or an exception in a functor
 /// on one rank leaves the call on every rank with the same error, and the group stays usable; only
 /// what follows a call's last fence, a projection's part of it, fails on its rank alone. A steady
 /// state allocates nothing.
 ///
 /// *Template parameters*: who (communicator), how the operands lie (layout policy), what runs on
 /// the heads (attention functor), steps 2 and 6 (projection), who watches (observer), `shape` or
-/// `fixed_shape<...>`. *Thread safety*: one pipeline serves one thread at a time. It owns no
-/// weights.
+/// `fixed_shape<...>`. It owns no weights.
+/// *Thread safety*: one pipeline serves one thread at a time.
 template <class Comm, class Layout, class Attention, class Projection = no_projection,
           class Observer = no_observer, class Shape = shape>
 class pipeline {
@@ -236,21 +237,23 @@ class pipeline {
                     auto const v =
                         packed<T>(*memory.v, key_extents<Layout>(moves, layer_.value_dim));
                     if (layer_.keep == keep::nothing)
-                        ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v);
+                        ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v,
+                                            queue());
                     local.q = q;
                     local.k = k;
                     local.v = v;
                 }
                 observer_.begin(step_id::project_out);
-                ulysses::project_out_backward(projection_, step, rank, weights, dy_view, dout);
+                ulysses::project_out_backward(projection_, step, rank, weights, dy_view, dout,
+                                              queue());
                 observer_.end(step_id::project_out);
             });
         alone([&] {
             observer_.begin(step_id::project_in);
             ulysses::project_out_gradients(projection_, step, rank, token_view<T const>(o), dy_view,
-                                           gradients);
+                                           gradients, queue());
             ulysses::project_in_backward(projection_, step, rank, x_view, weights, dq, dk, dv,
-                                         dx_view, gradients);
+                                         dx_view, gradients, queue());
             observer_.end(step_id::project_in);
         });
     }
@@ -355,12 +358,11 @@ class pipeline {
              has.row_range, "row_range (or use assignment::whole_heads)");
     }
 
+    auto queue() const { return queue_of(ranks()); }
+
     template <class T>
-    static tensor_view<T, Layout> packed(memory_type& where_to, extents4 const& extents) {
-        tensor_view<T, Layout> view(nullptr, extents);
-        where_to.reserve(static_cast<std::size_t>(view.size()) * sizeof(T));
-        view.data = reinterpret_cast<T*>(where_to.data());
-        return view;
+    tensor_view<T, Layout> packed(memory_type& memory, extents4 const& extents) const {
+        return packed_in<T, Layout>(memory, extents, queue());
     }
 
     template <class Q, class K, class V, class O>
@@ -412,7 +414,7 @@ class pipeline {
                 auto const v = packed<T>(*memory.v, key_extents<Layout>(moves, layer_.value_dim));
                 o = packed<T>(*memory.o, query_extents<Layout>(moves, layer_.value_dim));
                 observer_.begin(step_id::project_in);
-                ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v);
+                ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v, queue());
                 observer_.end(step_id::project_in);
                 local.q = q;
                 local.k = k;
@@ -421,7 +423,8 @@ class pipeline {
             });
         alone([&] {
             observer_.begin(step_id::project_out);
-            ulysses::project_out(projection_, step, rank, token_view<T const>(o), weights, y_view);
+            ulysses::project_out(projection_, step, rank, token_view<T const>(o), weights, y_view,
+                                 queue());
             observer_.end(step_id::project_out);
         });
     }

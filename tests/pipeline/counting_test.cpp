@@ -194,12 +194,13 @@ TEST_CASE("counting: a layer's bytes are the closed form (case 9)") {
     // Over all ranks (P - 1) / P * S * (D + Dv) * (Hq + Hkv + P - gcd(Hkv, P)): of keys always, of
     // queries where no head is cut (how many of a cut head's rows are at home depends on the token
     // order).
-    for (auto const& [heads, kv_heads, size] : {std::array<int64_t, 3>{8, 2, 4},
-                                                {16, 2, 8},
-                                                {6, 3, 2},
-                                                {6, 2, 4},
-                                                {12, 12, 8},
-                                                {3, 1, 8}}) {
+    for (auto const& numbers : {std::array<int64_t, 3>{8, 2, 4},
+                                {16, 2, 8},
+                                {6, 3, 2},
+                                {6, 2, 4},
+                                {12, 12, 8},
+                                {3, 1, 8}}) {
+        auto const heads = numbers[0], kv_heads = numbers[1], size = numbers[2];
         CAPTURE(heads);
         std::size_t sent = 0;
         int64_t keys = 0;

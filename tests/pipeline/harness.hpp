@@ -230,18 +230,29 @@ void compute_rank(Comm const& ranks, problem<T> const& p, ulysses::sequence cons
     local.put_back_into(whole, step, ranks.rank());
 }
 
-/// Forward and backward over as many ranks as `queries` lists: serial for one, else threads.
+/// Where one rank is a serial group, as in an engine without sequence parallelism; elsewhere a
+/// group of one thread, which spares the compiler a pipeline.
+template <class Attention, class T>
+inline constexpr bool serial_alone = false;
+template <>
+inline constexpr bool serial_alone<builtin_attention, float> = true;
+template <>
+inline constexpr bool serial_alone<builtin_attention, double> = true;
+
+/// Forward and backward over as many ranks as `queries` lists.
 template <class Attention, class T>
 results<T> compute(problem<T> const& p, orders const& queries, orders const& keys = {},
                    Attention const& attention = {}) {
     results<T> whole(p);
     auto const step = ulysses::sequence::of(p.batch, queries, keys);
-    if (step.ranks() == 1)
-        compute_rank(ulysses::serial{}, p, step, attention, whole);
-    else
-        ulysses::threads::run(step.ranks(), [&](ulysses::threads::communicator ranks) {
-            compute_rank(ranks, p, step, attention, whole);
-        });
+    if constexpr (serial_alone<Attention, T>)
+        if (step.ranks() == 1) {
+            compute_rank(ulysses::serial{}, p, step, attention, whole);
+            return whole;
+        }
+    ulysses::threads::run(step.ranks(), [&](ulysses::threads::communicator ranks) {
+        compute_rank(ranks, p, step, attention, whole);
+    });
     return whole;
 }
 

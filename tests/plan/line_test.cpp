@@ -17,8 +17,15 @@ using namespace plan_cases;
 namespace {
 
 uly::line causal_line(int64_t heads, int64_t kv_heads, int ranks, int64_t tokens = 4096) {
-    return {{.heads = heads, .kv_heads = kv_heads, .head_dim = 1, .value_dim = 1, .mask = uly::mask::causal},
-            tokens, tokens, ranks, 1};
+    return {{.heads = heads,
+             .kv_heads = kv_heads,
+             .head_dim = 1,
+             .value_dim = 1,
+             .mask = uly::mask::causal},
+            tokens,
+            tokens,
+            ranks,
+            1};
 }
 
 /// "2-4|0-1|0-4096" of each item.
@@ -26,15 +33,16 @@ std::string text_of(uly::work_items const& items) {
     std::string text;
     for (auto const& item : items) {
         if (!text.empty()) text += "; ";
-        text += uly::concat(item.head_begin, "-", item.head_end, "|", item.kv_begin, "-", item.kv_end,
-                            "|", item.row_begin, "-", item.row_end);
+        text += uly::concat(item.head_begin, "-", item.head_end, "|", item.kv_begin, "-",
+                            item.kv_end, "|", item.row_begin, "-", item.row_end);
     }
     return text;
 }
 
 std::vector<int64_t> heads_of_ranks(int64_t heads, int ranks) {
-    uly::line const cuts({.heads = heads, .kv_heads = 1, .assignment = uly::assignment::whole_heads},
-                         10, 10, ranks, 1);
+    uly::line const cuts(
+        {.heads = heads, .kv_heads = 1, .assignment = uly::assignment::whole_heads}, 10, 10, ranks,
+        1);
     std::vector<int64_t> shares;
     for (int r = 0; r < ranks; ++r) {
         int64_t sum = 0;
@@ -66,6 +74,23 @@ std::string fault_of(problem const& p) {
 
     if (cuts.cut(0) != uly::line_cut{0, 0}) return "the first cut is not the start of the line";
     if (cuts.cut(p.ranks) != uly::line_cut{p.layer.heads, 0}) return "the last cut is not its end";
+    if (p.layer.assignment == uly::assignment::balanced) {
+        // By the definition: the first row whose preceding weight reaches r/P of the total, then up to
+        // the grid, and past a head's end to the next one.
+        int64_t head = 0, row = 0, preceding = 0;
+        for (int r = 1; r < p.ranks; ++r) {
+            while (preceding * p.ranks < r * total) {
+                preceding += seen(row);
+                if (++row == queries) row = 0, ++head;
+            }
+            auto const up = (row + p.row_multiple - 1) / p.row_multiple * p.row_multiple;
+            auto const expected =
+                up < queries ? uly::line_cut{head, up} : uly::line_cut{head + 1, 0};
+            if (cuts.cut(r) != expected)
+                return uly::concat("cut ", r, " is at head ", cuts.cut(r).head, " row ",
+                                   cuts.cut(r).row, ", not ", expected.head, ", ", expected.row);
+        }
+    }
     std::vector<int> owner(at(p.layer.heads * queries), -1);
     int64_t next = 0;  // rows come in the order of the line
     for (int r = 0; r < p.ranks; ++r) {
@@ -76,15 +101,18 @@ std::string fault_of(problem const& p) {
         if (items.size() > 5) return uly::concat("rank ", r, " has ", items.size(), " items");
         int64_t work = 0;
         for (auto const& item : items) {
-            if (item.heads() < 1 || item.rows() < 1) return uly::concat("rank ", r, " has an empty item");
+            if (item.heads() < 1 || item.rows() < 1)
+                return uly::concat("rank ", r, " has an empty item");
             if (item.row_begin != 0 && item.heads() != 1)
                 return uly::concat("rank ", r, " has part of the rows of several heads");
             // One ratio, local head h of the item reading local key-value head h / ratio.
-            if (item.heads() % item.kv_heads() != 0) return uly::concat("rank ", r, " has a mixed ratio");
+            if (item.heads() % item.kv_heads() != 0)
+                return uly::concat("rank ", r, " has a mixed ratio");
             auto const ratio = item.heads() / item.kv_heads();
             for (auto h = item.head_begin; h < item.head_end; ++h)
                 if (h / group != item.kv_begin + (h - item.head_begin) / ratio)
-                    return uly::concat("rank ", r, " pairs head ", h, " with a wrong key-value head");
+                    return uly::concat("rank ", r, " pairs head ", h,
+                                       " with a wrong key-value head");
             auto const last_key = causal ? item.row_end : keys;
             if (item.key_begin != 0 || item.key_end != last_key)
                 return uly::concat("rank ", r, " has keys ", item.key_begin, " to ", item.key_end);
@@ -93,7 +121,8 @@ std::string fault_of(problem const& p) {
                     auto& mine = owner[at(h * queries + row)];
                     if (mine != -1) return uly::concat("head ", h, " row ", row, " is dealt twice");
                     mine = r;
-                    if (h * queries + row != next++) return uly::concat("head ", h, " row ", row, " is out of order");
+                    if (h * queries + row != next++)
+                        return uly::concat("head ", h, " row ", row, " is out of order");
                     work += seen(row);
                 }
         }
@@ -152,7 +181,8 @@ TEST_CASE("line: long sequences and many ranks stay in range") {
     for (auto const mask : {uly::mask::causal, uly::mask::full}) {
         uly::line const cuts({.heads = 5, .kv_heads = 5, .mask = mask}, tokens, tokens, 4096, 1);
         auto const weight = [&](uly::line_cut const& cut) {
-            return static_cast<long double>(cut.head) * static_cast<long double>(cuts.weight(tokens)) +
+            return static_cast<long double>(cut.head) *
+                       static_cast<long double>(cuts.weight(tokens)) +
                    static_cast<long double>(cuts.weight(cut.row));
         };
         auto const mean = weight({5, 0}) / 4096;

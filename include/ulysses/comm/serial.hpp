@@ -1,10 +1,10 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/comm/host_window.hpp>
 #include <ulysses/core/communicator.hpp>
 
 #include <memory>
-#include <new>
 
 namespace ulysses::inline v0 {
 
@@ -32,9 +32,7 @@ class serial {
     void fence(fence_status const& status) const { throw_verdict({&status, 1}); }
 
     window_type make_window(std::size_t bytes) const {
-        constexpr auto alignment = std::align_val_t{64};
-        auto* memory = static_cast<std::byte*>(::operator new(bytes, alignment));
-        return {{memory, [](std::byte* p) { ::operator delete (p, std::align_val_t{64}); }}, bytes};
+        return {detail::host_window_part(bytes), bytes};
     }
     window_type shared_window(arena which, std::size_t bytes) const {
         auto& window = state_->shared[static_cast<std::size_t>(which)];

@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/comm/host_window.hpp>
 #include <ulysses/comm/thread_fence.hpp>
 #include <ulysses/core/communicator.hpp>
 
@@ -146,11 +147,7 @@ class communicator {
         group_->barrier.expect_intact();
         auto& slot = mine();
         fence_status status;
-        guarded(status, [&] {
-            auto* memory = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64}));
-            slot.memory = {memory,
-                           [](std::byte* p) { ::operator delete (p, std::align_val_t{64}); }};
-        });
+        guarded(status, [&] { slot.memory = ulysses::detail::host_window_part(bytes); });
         publish(detail::collective::make_window, {static_cast<std::byte*>(nullptr), bytes}, 0,
                 status);
         auto parts = std::make_shared<detail::window_parts>();

@@ -65,12 +65,10 @@ struct attention_backward_views {
 ///
 /// Requirements:
 /// 1. `forward(call, q, k, v, o, lse)`: o = softmax(scale Q K^T + mask) V, lse = log of the
-/// softmax's
-///    denominator (natural logarithm, maximum included), both overwritten.
+///    softmax's denominator (natural logarithm, maximum included), both overwritten.
 /// 2. Views are head_local; rows of `dim` elements are contiguous, other strides are arbitrary.
 /// 3. `row_multiple()`: cuts between ranks are rounded up to a multiple of this, so that a row has
-/// the
-///    same bits whichever rank computes it.
+///    the same bits whichever rank computes it.
 /// 4. `workspace_bytes<T>(extents)`: what both passes need in `call.workspace`; a functor allocates
 ///    nothing itself.
 /// 5. `features`: what it can do; asking for more is an error at construction.

@@ -14,21 +14,27 @@ namespace ulysses::inline v0 {
 template <class Space>
 class buffer {
    public:
+    using queue_type = typename Space::queue;
+
     buffer() = default;
     buffer(buffer&& other) noexcept
-        : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+        : queue_(other.queue_),
+          memory_(std::exchange(other.memory_, nullptr)),
+          bytes_(std::exchange(other.bytes_, 0)) {}
     buffer& operator=(buffer&& other) noexcept {
+        std::swap(queue_, other.queue_);
         std::swap(memory_, other.memory_);
         std::swap(bytes_, other.bytes_);
         return *this;
     }
     ~buffer() { release(); }
 
-    /// At least `bytes` bytes, aligned to 64.
-    std::span<std::byte> reserve(std::size_t bytes) {
+    /// At least `bytes` bytes, aligned to 64, allocated and later freed on `queue`.
+    std::span<std::byte> reserve(std::size_t bytes, queue_type queue = {}) {
         if (bytes > bytes_) {
             release();
-            memory_ = static_cast<std::byte*>(Space::allocate(typename Space::queue{}, bytes));
+            queue_ = queue;
+            memory_ = static_cast<std::byte*>(Space::allocate(queue_, bytes));
             bytes_ = bytes;
         }
         return {memory_, bytes_};
@@ -39,11 +45,12 @@ class buffer {
 
    private:
     void release() {
-        if (memory_ != nullptr) Space::deallocate(typename Space::queue{}, memory_, bytes_);
+        if (memory_ != nullptr) Space::deallocate(queue_, memory_, bytes_);
         memory_ = nullptr;
         bytes_ = 0;
     }
 
+    [[no_unique_address]] queue_type queue_{};
     std::byte* memory_ = nullptr;
     std::size_t bytes_ = 0;
 };

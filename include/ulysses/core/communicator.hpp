@@ -22,7 +22,7 @@ struct fence_status {
     std::uint64_t call = 0;  ///< how many pipeline calls this rank has begun on the group
     std::uint64_t plan = 0;  ///< hash of the plan the call runs
     errc code = errc::none;  ///< what went wrong on this rank before the fence
-    char text[236] = {};     ///< its message, zero-terminated, cut to fit
+    char text[492] = {};     ///< its message, zero-terminated, cut to fit
 
     void fail(errc failure, std::string_view message) {
         code = failure;
@@ -104,6 +104,16 @@ concept communicator = std::copyable<C> && requires(C const& ranks, fence_status
     ranks.fence(status);
 };
 
+/// The queue that a pipeline's calls over this handle are ordered on: the handle's `queue()` where it
+/// has one, else the space's own.
+template <communicator C>
+typename C::space_type::queue queue_of(C const& ranks) {
+    if constexpr (requires { ranks.queue(); })
+        return ranks.queue();
+    else
+        return {};
+}
+
 /// Which of the two arenas a call uses: an inbox is written by peers and read by its owner, an
 /// outbox is written by its owner and read by peers.
 enum class arena : std::uint8_t { inbox, outbox };
@@ -112,14 +122,12 @@ enum class arena : std::uint8_t { inbox, outbox };
 ///
 /// Requirements:
 /// 1. `make_window(bytes)` is collective with equal `bytes`: every rank contributes that much
-/// memory,
-///    aligned to 64, and gets a cheap handle. The memory lives until every rank has dropped its
-///    handle or closed the group.
+///    memory, aligned to 64, and gets a cheap handle. The memory lives until every rank has dropped
+///    its handle or closed the group.
 /// 2. `shared_window(which, bytes)` is the group's own window of that kind, grown collectively
-/// (equal
-///    `bytes` on every rank) when it is smaller. All pipelines on the group use it in turn.
+///    (equal `bytes` on every rank) when it is smaller. All pipelines on the group use it in turn.
 /// 3. `address(window, rank)` is where `rank`'s part lies for the caller, or null where it cannot
-/// reach it.
+///    reach it.
 template <class C>
 concept reaches_memory = communicator<C> &&
     requires(C const& ranks, std::size_t bytes, typename C::window_type const& window) {

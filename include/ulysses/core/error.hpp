@@ -71,8 +71,7 @@ class error : public std::runtime_error {
 
     errc code() const noexcept { return code_; }
 
-    /// The rank on which the rule was broken, or -1 when every rank broke it alike or none is
-    /// known.
+    /// The lowest rank on which the rule was broken, where the group knows it, else -1.
     int rank() const noexcept { return rank_; }
 
    private:

@@ -35,12 +35,10 @@ struct gemm_call {
 ///
 /// Requirements:
 /// 1. `gemm(call)` is const, may be called by several threads at once on different C, and has
-/// finished
-///    when it returns (device functors hold their own queue).
+///    finished when it returns (device functors hold their own queue).
 /// 2. Equal calls give equal bits. m, n or k of zero is allowed: k = 0 scales C by beta.
 /// 3. `rows_independent`: true when a row of C has the same bits whatever the number of rows in the
-/// call.
-///    Functors built on a GEMM for which it is false ask for cuts on their own tile grid.
+///    call. Functors built on a GEMM for which it is false ask for cuts on their own tile grid.
 template <class G, class T>
 concept gemm_for = requires(G const& gemm, gemm_call<T> const& call) {
     typename G::space_type;

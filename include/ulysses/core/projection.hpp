@@ -34,13 +34,11 @@ struct projection_call {
 /// Requirements, for a weights type W and a gradients type G of the projection's own:
 /// 1. `project_in(call, x, weights, q, k, v)` overwrites q, k, v, which are packed.
 /// 2. `project_in_backward(call, x, weights, dq, dk, dv, dx, gradients)` overwrites dx and adds to
-/// the gradients;
-///    it may change dq, dk, dv in place.
+///    the gradients; it may change dq, dk, dv in place.
 /// 3. `project_out(call, o, weights, y)` overwrites y.
 /// 4. `project_out_backward(call, weights, dy, dout)` overwrites dout, which is packed.
 /// 5. `project_out_gradients(call, o, dy, gradients)` adds to the output weights' gradients. It
-/// comes after the
-///    exchange, when a recomputed o is at hand.
+///    comes after the exchange, when a recomputed o is at hand.
 /// Only sequence-local views: a projection is local to a rank's tokens.
 template <class Pr, class T, class Weights>
 concept projection_for = requires(Pr const& projection, projection_call const& call,

@@ -42,6 +42,13 @@ concept space = requires(typename S::queue queue, void* memory, std::size_t byte
     S::template add<float, float>(queue, sums);
 };
 
+/// A call, such as `attention_call`, that a functor orders on a queue. Functors of the host, whose
+/// calls have finished when they return, take the call alone.
+template <class Call, class Space>
+struct queued : Call {
+    typename Space::queue queue{};
+};
+
 /// Host memory; defined in `space/host.hpp`.
 struct host_space;
 

@@ -27,9 +27,10 @@ enum class axes : std::uint8_t { bshd, sbhd, bhsd };
 ///     template <> struct ulysses::tensor_traits<my::tensor> {
 ///         static float* data(my::tensor const& t) { return t.ptr; }
 ///         static std::array<std::int64_t, 4> extents(my::tensor const& t) { return t.sizes; }
-///         static std::array<std::int64_t, 4> strides(my::tensor const& t) { return t.steps; }  //
-///         optional static constexpr axes order = axes::sbhd; // optional using space_type =
-///         host_space;                                                       // optional
+///         // The rest is optional.
+///         static std::array<std::int64_t, 4> strides(my::tensor const& t) { return t.steps; }
+///         static constexpr axes order = axes::sbhd;
+///         using space_type = host_space;
 ///     };
 ///
 /// `data` returns a pointer to the element type; extents and strides (in elements) are any

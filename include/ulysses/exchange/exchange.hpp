@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/communicator.hpp>
+#include <ulysses/core/error.hpp>
 #include <ulysses/core/observer.hpp>
 #include <ulysses/core/space.hpp>
 #include <ulysses/exchange/regions.hpp>
@@ -18,9 +19,8 @@
 /// that reach each other, targets and sources are the peer's memory in its final layout: nothing is
 /// packed.
 ///
-///     forward    put q, k, v -> inboxes  | publish | attend -> o outbox          | publish | get o
-///     backward   put dO -> inbox         | publish | backward -> dq, dk, dv outboxes | publish |
-///     get, sum
+///     forward    put q, k, v | publish | attend: inbox -> o outbox           | publish | get o
+///     backward   put dO      | publish | backward: inbox -> dq, dk, dv outbox | publish | get, sum
 ///
 /// Peers write an inbox only between passing a second fence and arriving at the next first one;
 /// owners write outboxes only between first and second. Inboxes and outboxes never share memory. So
@@ -43,7 +43,7 @@ class exchange {
 
     /// Where `peer`'s part of a region begins, for writing.
     std::byte* target(window const& memory, region const& place, int peer) const {
-        return ranks_.address(memory, peer) + place.offset;
+        return reached(memory, peer) + place.offset;
     }
 
     /// Makes what was written visible and every rank's status known. *Blocking*. *Throws* the
@@ -55,7 +55,7 @@ class exchange {
 
     /// Where `peer`'s part of a region begins, for reading.
     std::byte const* source(window const& memory, region const& place, int peer) const {
-        return ranks_.address(memory, peer) + place.offset;
+        return reached(memory, peer) + place.offset;
     }
 
     /// Ends the reading of sources: the call's next `publish` does it for all ranks, at no cost
@@ -133,6 +133,14 @@ class exchange {
     }
 
    private:
+    std::byte* reached(window const& memory, int peer) const {
+        auto* const part = ranks_.address(memory, peer);
+        if (part == nullptr)
+            raise(errc::unsupported, {}, "exchange", "every rank must reach its peers' memory",
+                  "rank ", ranks_.rank(), " does not reach rank ", peer);
+        return part;
+    }
+
     template <class T>
     block_copy sized(plan_block const& block, token_view<T> const& local,
                      region const& place) const {

@@ -82,7 +82,7 @@ class attention_pass {
         attend_operands<T> operands;
         guarded_on(status, [&] {
             prepare(local);
-            workspace_.reserve(attend_workspace_bytes<T>(attention_, moves));
+            workspace_.reserve(attend_workspace_bytes<T>(attention_, moves), queue());
             auto& lse = saved != nullptr && policy != keep::nothing ? saved->lse : lse_;
             operands.lse = lse_operand<T>(lse, moves);
             if (!exchanging(moves)) return;
@@ -104,7 +104,7 @@ class attention_pass {
                 operands.o = in_place(local.o);
             }
             seen.begin(step_id::attend);
-            ulysses::attend(attention_, moves, operands, workspace());
+            ulysses::attend(attention_, moves, operands, workspace(), queue());
             seen.end(step_id::attend);
             // What is kept must not depend on the caller's tensors.
             if (!exchanging(moves) && own_window && !whole) keep_copies<T>(*saved, local);
@@ -143,7 +143,7 @@ class attention_pass {
         attend_operands<T> operands;
         guarded_on(status, [&] {
             prepare(local);
-            workspace_.reserve(attend_workspace_bytes<T>(attention_, moves));
+            workspace_.reserve(attend_workspace_bytes<T>(attention_, moves), queue());
             operands.lse = lse_operand<T>(policy == keep::nothing ? lse_ : saved.lse, moves);
             if (!exchanging(moves)) return;
             seen.begin(step_id::to_tokens);
@@ -182,8 +182,9 @@ class attention_pass {
                 set_backward_in_place(operands, local, moves);
             }
             seen.begin(step_id::attend);
-            if (policy == keep::nothing) ulysses::attend(attention_, moves, operands, workspace());
-            ulysses::attend_backward(attention_, moves, operands, workspace());
+            if (policy == keep::nothing)
+                ulysses::attend(attention_, moves, operands, workspace(), queue());
+            ulysses::attend_backward(attention_, moves, operands, workspace(), queue());
             seen.end(step_id::attend);
         });
         publish(moves, status);
@@ -205,7 +206,7 @@ class attention_pass {
 
    private:
     using queue_type = typename space_type::queue;
-    static queue_type queue() { return {}; }
+    queue_type queue() const { return queue_of(ranks_); }
 
     fence_status begin(plan const& moves, pass_kind kind, dtype type) {
         fence_status status;
@@ -259,10 +260,9 @@ class attention_pass {
     }
 
     template <class T>
-    static head_operand<accumulator_t<T>> lse_operand(buffer<space_type>& memory,
-                                                      plan const& moves) {
+    head_operand<accumulator_t<T>> lse_operand(buffer<space_type>& memory, plan const& moves) {
         auto const place = context_type::template lse_region<T>();
-        memory.reserve(static_cast<std::size_t>(moves.own_query_rows() * place.pitch));
+        memory.reserve(static_cast<std::size_t>(moves.own_query_rows() * place.pitch), queue());
         return {memory.data(), place, 1};
     }
 
@@ -288,7 +288,7 @@ class attention_pass {
                                plan const& moves) {
         set_queries_keys_values(operands, local);
         if (moves.layer().keep == keep::nothing && local.o.data == nullptr)
-            local.o = packed_in<T>(o_, local.dout.extents);
+            local.o = packed_in<T, Layout>(o_, local.dout.extents, queue());
         operands.o = in_place(local.o);
         operands.dout = in_place(local.dout);
         operands.dq = in_place(local.dq);
@@ -296,7 +296,7 @@ class attention_pass {
             if constexpr (std::is_same_v<T, accumulator_t<T>>)
                 return view;
             else
-                return packed_in<accumulator_t<T>>(beside, view.extents);
+                return packed_in<accumulator_t<T>, Layout>(beside, view.extents, queue());
         };
         auto const dk = accumulator(local.dk, dk_), dv = accumulator(local.dv, dv_);
         add_views(dk, dk, 0);
@@ -308,23 +308,17 @@ class attention_pass {
     template <class T>
     void round_in_place(local_operands<T, Layout> const& local) {
         if constexpr (!std::is_same_v<T, accumulator_t<T>>) {
-            add_views(local.dk, packed_in<accumulator_t<T>>(dk_, local.dk.extents), 1);
-            add_views(local.dv, packed_in<accumulator_t<T>>(dv_, local.dv.extents), 1);
+            add_views(local.dk, packed_in<accumulator_t<T>, Layout>(dk_, local.dk.extents, queue()),
+                      1);
+            add_views(local.dv, packed_in<accumulator_t<T>, Layout>(dv_, local.dv.extents, queue()),
+                      1);
         }
-    }
-
-    template <class U>
-    static tensor_view<U, Layout> packed_in(buffer<space_type>& memory, extents4 const& extents) {
-        tensor_view<U, Layout> view(nullptr, extents);
-        memory.reserve(static_cast<std::size_t>(view.size()) * sizeof(U));
-        view.data = reinterpret_cast<U*>(memory.data());
-        return view;
     }
 
     /// to = the sum of `count` (0 or 1) sources.
     template <class To, class From>
-    static void add_views(tensor_view<To, Layout> const& to, tensor_view<From, Layout> const& from,
-                          std::size_t count) {
+    void add_views(tensor_view<To, Layout> const& to, tensor_view<From, Layout> const& from,
+                   std::size_t count) {
         auto const* source = reinterpret_cast<std::byte const*>(from.data);
         auto const bytes = [](auto const& view, std::size_t size) {
             auto const width = static_cast<std::int64_t>(size);
@@ -342,8 +336,7 @@ class attention_pass {
     }
 
     template <class U>
-    static void zero_rows(std::byte* base, region const& place, std::int64_t rows,
-                          std::int64_t dim) {
+    void zero_rows(std::byte* base, region const& place, std::int64_t rows, std::int64_t dim) {
         block_sum sum;
         sum.to = base + place.offset;
         sum.extents = {1, 1, rows};
@@ -353,15 +346,15 @@ class attention_pass {
     }
 
     template <class T>
-    static void keep_copies(context_type& saved, local_operands<T, Layout> const& local) {
+    void keep_copies(context_type& saved, local_operands<T, Layout> const& local) {
         keep_copy<T>(saved.q, local.q);
         keep_copy<T>(saved.k, local.k);
         keep_copy<T>(saved.v, local.v);
         keep_copy<T>(saved.o, local.o);
     }
     template <class T>
-    static void keep_copy(buffer<space_type>& memory, tensor_view<T const, Layout> const& from) {
-        auto const to = packed_in<T>(memory, from.extents);
+    void keep_copy(buffer<space_type>& memory, tensor_view<T const, Layout> const& from) {
+        auto const to = packed_in<T, Layout>(memory, from.extents, queue());
         constexpr auto size = static_cast<std::int64_t>(sizeof(T));
         block_copy copy;
         copy.to = reinterpret_cast<std::byte*>(to.data);

@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/buffer.hpp>
 #include <ulysses/core/operand.hpp>
 #include <ulysses/core/tensor.hpp>
 #include <ulysses/plan/plan.hpp>
@@ -21,6 +22,16 @@ struct local_operands {
     tensor_view<T const, Layout> dout;     // o's
     tensor_view<T, Layout> dq, dk, dv;     // q's, k's, v's
 };
+
+/// A packed operand in memory that grows to hold it.
+template <class T, class Layout, class Space>
+tensor_view<T, Layout> packed_in(buffer<Space>& memory, extents4 const& extents,
+                                 typename Space::queue queue) {
+    tensor_view<T, Layout> view(nullptr, extents);
+    memory.reserve(static_cast<std::size_t>(view.size()) * sizeof(T), queue);
+    view.data = reinterpret_cast<T*>(memory.data());
+    return view;
+}
 
 /// Extents of an operand with query heads on the plan's rank, as the layout policy lays it.
 template <class Layout>

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/attention.hpp>
+#include <ulysses/core/space.hpp>
 #include <ulysses/exchange/regions.hpp>
 #include <ulysses/plan/plan.hpp>
 
@@ -24,10 +25,12 @@ struct attend_operands {
 
 namespace detail {
 
-inline attention_call call_of(plan const& moves, planned_item const& item,
-                              std::span<std::byte> workspace) {
+template <class Space>
+queued<attention_call, Space> call_of(plan const& moves, planned_item const& item,
+                                      std::span<std::byte> workspace, typename Space::queue queue) {
     auto const& work = item.work;
-    attention_call call;
+    queued<attention_call, Space> call;
+    call.queue = queue;
     call.query_head = work.head_begin;
     call.kv_head = work.kv_begin;
     call.query_begin = work.row_begin;
@@ -66,17 +69,20 @@ std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves
 /// rows, h, 1].
 template <class T, class Attention>
 void attend(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
-            std::span<std::byte> workspace) {
+            std::span<std::byte> workspace, typename Attention::space_type::queue queue = {}) {
     for (auto const& item : moves.items())
-        attention.forward(detail::call_of(moves, item, workspace), operands.q.queries(moves, item),
-                          operands.k.keys(moves, item), operands.v.keys(moves, item),
-                          operands.o.queries(moves, item), operands.lse.queries(moves, item));
+        attention.forward(
+            detail::call_of<typename Attention::space_type>(moves, item, workspace, queue),
+            operands.q.queries(moves, item), operands.k.keys(moves, item),
+            operands.v.keys(moves, item), operands.o.queries(moves, item),
+            operands.lse.queries(moves, item));
 }
 
 /// Step 4 backward. dq is overwritten; dk and dv, zeroed by the caller, are added to, item by item.
 template <class T, class Attention>
 void attend_backward(Attention const& attention, plan const& moves,
-                     attend_operands<T> const& operands, std::span<std::byte> workspace) {
+                     attend_operands<T> const& operands, std::span<std::byte> workspace,
+                     typename Attention::space_type::queue queue = {}) {
     for (auto const& item : moves.items()) {
         attention_backward_views<T> views;
         views.q = operands.q.queries(moves, item);
@@ -88,7 +94,8 @@ void attend_backward(Attention const& attention, plan const& moves,
         views.dq = operands.dq.queries(moves, item);
         views.dk = operands.dk.keys(moves, item);
         views.dv = operands.dv.keys(moves, item);
-        attention.backward(detail::call_of(moves, item, workspace), views);
+        attention.backward(
+            detail::call_of<typename Attention::space_type>(moves, item, workspace, queue), views);
     }
 }
 

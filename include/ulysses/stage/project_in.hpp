@@ -2,25 +2,30 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/projection.hpp>
+#include <ulysses/core/space.hpp>
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/plan/sequence.hpp>
 
 namespace ulysses::inline v0 {
 
 /// The global positions of a rank's tokens, for projections and their epilogues.
-inline projection_call projection_call_of(sequence const& step, int rank) {
+template <class Space = host_space>
+queued<projection_call, Space> projection_call_of(sequence const& step, int rank,
+                                                  typename Space::queue queue = {}) {
     auto const position = [](void const* orders, int r, std::int64_t token) {
         return static_cast<token_orders const*>(orders)->position(r, token);
     };
-    return {{&step.queries(), rank, position}, {&step.keys(), rank, position}};
+    return {{{&step.queries(), rank, position}, {&step.keys(), rank, position}}, queue};
 }
 
 /// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], local to a rank's
 /// tokens.
 template <class Projection, class T, class Weights>
 void project_in(Projection const& projection, sequence const& step, int rank, token_view<T const> x,
-                Weights const& weights, token_view<T> q, token_view<T> k, token_view<T> v) {
-    projection.project_in(projection_call_of(step, rank), x, weights, q, k, v);
+                Weights const& weights, token_view<T> q, token_view<T> k, token_view<T> v,
+                typename Projection::space_type::queue queue = {}) {
+    projection.project_in(projection_call_of<typename Projection::space_type>(step, rank, queue), x,
+                          weights, q, k, v);
 }
 
 /// Step 2 backward: dq, dk, dv -> dx [B, s, C], overwritten, and the weights' gradients, added to.
@@ -28,9 +33,11 @@ template <class Projection, class T, class Weights, class Gradients>
 void project_in_backward(Projection const& projection, sequence const& step, int rank,
                          token_view<T const> x, Weights const& weights, token_view<T> dq,
                          token_view<T> dk, token_view<T> dv, token_view<T> dx,
-                         Gradients const& gradients) {
-    projection.project_in_backward(projection_call_of(step, rank), x, weights, dq, dk, dv, dx,
-                                   gradients);
+                         Gradients const& gradients,
+                         typename Projection::space_type::queue queue = {}) {
+    projection.project_in_backward(
+        projection_call_of<typename Projection::space_type>(step, rank, queue), x, weights, dq, dk,
+        dv, dx, gradients);
 }
 
 }  // namespace ulysses::inline v0

@@ -8,23 +8,29 @@ namespace ulysses::inline v0 {
 /// Step 6: o [B, s, Hq, Dv] -> y [B, s, C], local to a rank's tokens.
 template <class Projection, class T, class Weights>
 void project_out(Projection const& projection, sequence const& step, int rank,
-                 token_view<T const> o, Weights const& weights, token_view<T> y) {
-    projection.project_out(projection_call_of(step, rank), o, weights, y);
+                 token_view<T const> o, Weights const& weights, token_view<T> y,
+                 typename Projection::space_type::queue queue = {}) {
+    projection.project_out(projection_call_of<typename Projection::space_type>(step, rank, queue),
+                           o, weights, y);
 }
 
 /// Step 6 backward, before the exchange: dy [B, s, C] -> dout [B, s, Hq, Dv], overwritten.
 template <class Projection, class T, class Weights>
 void project_out_backward(Projection const& projection, sequence const& step, int rank,
-                          Weights const& weights, token_view<T const> dy, token_view<T> dout) {
-    projection.project_out_backward(projection_call_of(step, rank), weights, dy, dout);
+                          Weights const& weights, token_view<T const> dy, token_view<T> dout,
+                          typename Projection::space_type::queue queue = {}) {
+    projection.project_out_backward(
+        projection_call_of<typename Projection::space_type>(step, rank, queue), weights, dy, dout);
 }
 
 /// Step 6 backward, once o is at hand: the output weights' gradients, added to.
 template <class Projection, class T, class Gradients>
 void project_out_gradients(Projection const& projection, sequence const& step, int rank,
                            token_view<T const> o, token_view<T const> dy,
-                           Gradients const& gradients) {
-    projection.project_out_gradients(projection_call_of(step, rank), o, dy, gradients);
+                           Gradients const& gradients,
+                           typename Projection::space_type::queue queue = {}) {
+    projection.project_out_gradients(
+        projection_call_of<typename Projection::space_type>(step, rank, queue), o, dy, gradients);
 }
 
 }  // namespace ulysses::inline v0

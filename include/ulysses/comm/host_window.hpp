@@ -1,0 +1,21 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/error.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <new>
+
+namespace ulysses::inline v0::detail {
+
+/// A rank's part of a window in host memory, aligned to 64. *Throws* `out_of_memory`.
+inline std::shared_ptr<std::byte> host_window_part(std::size_t bytes) {
+    constexpr std::align_val_t alignment{64};
+    auto* const memory = static_cast<std::byte*>(::operator new(bytes, alignment, std::nothrow));
+    if (memory == nullptr)
+        raise(errc::out_of_memory, {}, "make_window", "memory must be available", bytes, " bytes");
+    return {memory, [](std::byte* part) { ::operator delete(part, std::align_val_t{64}); }};
+}
+
+}  // namespace ulysses::inline v0::detail
