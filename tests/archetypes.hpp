@@ -29,10 +29,10 @@ namespace uly = ulysses;
 struct space {
     struct queue {};
     static void* allocate(queue, std::size_t bytes) {
-        return ::operator new(bytes, std::align_val_t{64});
+        return ::operator new (bytes, std::align_val_t{64});
     }
     static void deallocate(queue, void* memory, std::size_t) {
-        ::operator delete(memory, std::align_val_t{64});
+        ::operator delete (memory, std::align_val_t{64});
     }
     static void copy(queue, std::span<uly::block_copy const>, std::size_t) {}
     template <class To, class From>
@@ -199,8 +199,8 @@ struct attention {
     static std::size_t workspace_bytes(uly::attention_extents const&) {
         return 0;
     }
-    void forward(uly::attention_call const&, uly::head_view<float const>, uly::head_view<float const>,
-                 uly::head_view<float const>, uly::head_view<float> o,
+    void forward(uly::attention_call const&, uly::head_view<float const>,
+                 uly::head_view<float const>, uly::head_view<float const>, uly::head_view<float> o,
                  uly::head_view<float> lse) const {
         for (std::int64_t b = 0; b < o.batch(); ++b)
             for (std::int64_t s = 0; s < o.tokens(); ++s)
@@ -215,8 +215,9 @@ struct attention_without_space {
     static std::int64_t row_multiple();
     template <class T>
     static std::size_t workspace_bytes(uly::attention_extents const&);
-    void forward(uly::attention_call const&, uly::head_view<float const>, uly::head_view<float const>,
-                 uly::head_view<float const>, uly::head_view<float>, uly::head_view<float>) const;
+    void forward(uly::attention_call const&, uly::head_view<float const>,
+                 uly::head_view<float const>, uly::head_view<float const>, uly::head_view<float>,
+                 uly::head_view<float>) const;
 };
 struct attention_without_features : attention {
     void features() const;
@@ -231,8 +232,9 @@ struct attention_without_forward : attention {
     void forward() const = delete;
 };
 struct attention_with_mutable_forward : attention {
-    void forward(uly::attention_call const&, uly::head_view<float const>, uly::head_view<float const>,
-                 uly::head_view<float const>, uly::head_view<float>, uly::head_view<float>);
+    void forward(uly::attention_call const&, uly::head_view<float const>,
+                 uly::head_view<float const>, uly::head_view<float const>, uly::head_view<float>,
+                 uly::head_view<float>);
 };
 /// Takes shards where attention needs whole sequences.
 struct attention_on_shards : attention {

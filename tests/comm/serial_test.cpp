@@ -41,7 +41,8 @@ TEST_CASE("serial: a fence gives the status back") {
     uly::fence_status status;
     CHECK_NOTHROW(ranks.fence(status));
     status.fail(uly::errc::invalid_tensor, "ulysses: a: b: c");
-    CHECK(message_of<uly::invalid_tensor>([&] { ranks.fence(status); }) == "ulysses: a: b: c (rank 0)");
+    CHECK(message_of<uly::invalid_tensor>([&] { ranks.fence(status); }) ==
+          "ulysses: a: b: c (rank 0)");
     CHECK_NOTHROW(ranks.fence({}));
 }
 
@@ -61,8 +62,10 @@ TEST_CASE("serial: collectives on one rank") {
     CHECK(half.begin_call() == 1);
 
     CHECK(message_of<uly::invalid_call>([&] {
-              ranks.all_gather(std::as_bytes(std::span(values)), std::as_writable_bytes(std::span(all).first(1)));
-          }) == "ulysses: all_gather: all must hold one part for each rank: 8 bytes for 1 part of 16");
+              ranks.all_gather(std::as_bytes(std::span(values)),
+                               std::as_writable_bytes(std::span(all).first(1)));
+          }) ==
+          "ulysses: all_gather: all must hold one part for each rank: 8 bytes for 1 part of 16");
     CHECK(message_of<uly::invalid_call>([&] { ranks.broadcast({}, 1); }) ==
           "ulysses: broadcast: root must be a rank: root 1 of 1 rank");
 }

@@ -49,7 +49,9 @@ void require(bool right, std::string const& text) {
     if (!right) throw std::runtime_error(text);
 }
 
-bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+bool contains(std::string const& text, std::string const& part) {
+    return text.find(part) != std::string::npos;
+}
 
 /// What one rank saw of an error.
 struct report {
@@ -90,7 +92,8 @@ report same_error(int ranks, Body const& body) {
 /// Nothing, a yield or a short sleep: ranks meet in any order.
 class delays {
    public:
-    delays(std::uint64_t seed, int rank) : random_(seed * 1000 + static_cast<std::uint64_t>(rank)) {}
+    delays(std::uint64_t seed, int rank)
+        : random_(seed * 1000 + static_cast<std::uint64_t>(rank)) {}
     void wait() {
         auto const drawn = random_() % 16;
         if (drawn == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
@@ -104,13 +107,15 @@ class delays {
 /// Bytes that depend on rank and place.
 std::vector<std::byte> pattern(int rank, std::size_t bytes) {
     std::vector<std::byte> data(bytes);
-    for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(37 * at(rank) + i * 11 + 5);
+    for (std::size_t i = 0; i < bytes; ++i)
+        data[i] = static_cast<std::byte>(37 * at(rank) + i * 11 + 5);
     return data;
 }
 
 template <class T>
 bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
-    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+    return a.size() == b.size() &&
+           (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 }  // namespace
@@ -122,7 +127,8 @@ TEST_CASE("threads: what is written before a fence is read after it") {
         CAPTURE(ranks);
         std::uint64_t const seed = 11;
         CAPTURE(seed);
-        std::vector<std::array<int, 32>> memory(at(ranks));  // each rank's, nothing guards it but the fence
+        std::vector<std::array<int, 32>> memory(
+            at(ranks));  // each rank's, nothing guards it but the fence
         run(ranks, [&](group g) {
             delays slow(seed, g.rank());
             for (int round = 0; round < 100; ++round) {
@@ -145,7 +151,8 @@ TEST_CASE("threads: a failed status is the same error on every rank, and the gro
         auto const culprit = ranks / 2;
         auto const seen = same_error(ranks, [&](group g) {
             fence_status status;
-            if (g.rank() >= culprit) status.fail(errc::invalid_tensor, uly::concat("ulysses: q: wrong: ", g.rank()));
+            if (g.rank() >= culprit)
+                status.fail(errc::invalid_tensor, uly::concat("ulysses: q: wrong: ", g.rank()));
             g.fence(status);
         });
         CHECK(seen.code == errc::invalid_tensor);
@@ -182,21 +189,32 @@ TEST_CASE("threads: ranks in different collective calls are told so, whatever th
     } const calls[] = {
         {"fence", [](group g) { g.fence({}); }},
         {"make_window", [](group g) { g.make_window(8); }},
-        {"all_reduce", [](group g) { double x = 1; g.all_reduce(std::span(&x, 1), reduction::sum); }},
-        {"all_gather", [](group g) {
+        {"all_reduce",
+         [](group g) {
+             double x = 1;
+             g.all_reduce(std::span(&x, 1), reduction::sum);
+         }},
+        {"all_gather",
+         [](group g) {
              std::vector<std::byte> part(8), all(8 * at(g.size()));
              g.all_gather(part, all);
          }},
-        {"broadcast", [](group g) { std::vector<std::byte> data(8); g.broadcast(data, 0); }},
+        {"broadcast",
+         [](group g) {
+             std::vector<std::byte> data(8);
+             g.broadcast(data, 0);
+         }},
         {"split", [](group g) { g.split(0, 0); }},
     };
     for (auto const& most : calls)
         for (auto const& other : calls) {
             if (&most == &other) continue;
-            auto const seen = same_error(3, [&](group g) { g.rank() == 1 ? other.make(g) : most.make(g); });
+            auto const seen =
+                same_error(3, [&](group g) { g.rank() == 1 ? other.make(g) : most.make(g); });
             CHECK(seen.code == errc::disagreement);
             CHECK(seen.rank == 1);
-            CHECK(contains(seen.text, uly::concat("rank 0 is in ", most.name, ", rank 1 in ", other.name)));
+            CHECK(contains(seen.text,
+                           uly::concat("rank 0 is in ", most.name, ", rank 1 in ", other.name)));
         }
 }
 
@@ -220,7 +238,8 @@ TEST_CASE("threads: a rank that throws releases the others at once") {
             auto const thrown = report_of([&] {
                 run(ranks, [&](group g) {
                     g.fence({});
-                    if (g.rank() == culprit) uly::raise(errc::invalid_shape, {}, "engine", "mine", 5);
+                    if (g.rank() == culprit)
+                        uly::raise(errc::invalid_shape, {}, "engine", "mine", 5);
                     reports[at(g.rank())] = report_of([&] { g.fence({}); });
                     // The group is gone for good, whatever is called.
                     double x = 1;
@@ -228,7 +247,8 @@ TEST_CASE("threads: a rank that throws releases the others at once") {
                          {report_of([&] { g.fence({}); }), report_of([&] { g.make_window(8); }),
                           report_of([&] { g.split(0, 0); }),
                           report_of([&] { g.all_reduce(std::span(&x, 1), reduction::sum); }),
-                          report_of([&] { g.broadcast({}, 0); }), report_of([&] { g.all_gather({}, {}); })})
+                          report_of([&] { g.broadcast({}, 0); }),
+                          report_of([&] { g.all_gather({}, {}); })})
                         if (again.code != errc::peer_failed || again.rank != culprit)
                             reports[at(g.rank())].text = "a later call: " + again.text;
                 });
@@ -241,8 +261,9 @@ TEST_CASE("threads: a rank that throws releases the others at once") {
                 if (r == culprit) continue;
                 CHECK(reports[at(r)].code == errc::peer_failed);
                 CHECK(reports[at(r)].rank == culprit);
-                CHECK(reports[at(r)].text == uly::concat("ulysses: fence: a rank left the group: rank ", culprit,
-                                                         ": ulysses: engine: mine: 5"));
+                CHECK(reports[at(r)].text ==
+                      uly::concat("ulysses: fence: a rank left the group: rank ", culprit,
+                                  ": ulysses: engine: mine: 5"));
             }
         }
 }
@@ -264,28 +285,41 @@ TEST_CASE("threads: run nests what is not ours in peer_failed, naming the rank")
         }
         CHECK(nested);
     };
-    check([](group g) { if (g.rank() == 1) throw std::out_of_range("mine"); g.fence({}); }, "mine", [] {
-        try {
-            throw;
-        } catch (std::out_of_range const& e) {
-            return std::string(e.what()) == "mine";
-        } catch (...) {
-            return false;
-        }
-    });
-    check([](group g) { if (g.rank() == 1) throw 17; g.fence({}); }, "unknown exception", [] {
-        try {
-            throw;
-        } catch (int value) {
-            return value == 17;
-        } catch (...) {
-            return false;
-        }
-    });
+    check(
+        [](group g) {
+            if (g.rank() == 1) throw std::out_of_range("mine");
+            g.fence({});
+        },
+        "mine",
+        [] {
+            try {
+                throw;
+            } catch (std::out_of_range const& e) {
+                return std::string(e.what()) == "mine";
+            } catch (...) {
+                return false;
+            }
+        });
+    check(
+        [](group g) {
+            if (g.rank() == 1) throw 17;
+            g.fence({});
+        },
+        "unknown exception",
+        [] {
+            try {
+                throw;
+            } catch (int value) {
+                return value == 17;
+            } catch (...) {
+                return false;
+            }
+        });
     CHECK_THROWS_AS(run(1, [](group) { throw std::runtime_error("alone"); }), uly::peer_failed);
 }
 
-TEST_CASE("threads: silence ends in timed_out, which names the silent ranks, and the group with it") {
+TEST_CASE(
+    "threads: silence ends in timed_out, which names the silent ranks, and the group with it") {
     uly::threads::group const owner(4, {.deadline = std::chrono::milliseconds(200)});
     std::vector<report> reports(4);
     std::atomic<int> done{0};
@@ -304,7 +338,8 @@ TEST_CASE("threads: silence ends in timed_out, which names the silent ranks, and
         INFO(each.text);
         CHECK(each.code == errc::timed_out);
         CHECK(each.text == reports[0].text);
-        CHECK(contains(each.text, "ulysses: fence: every rank must arrive within the deadline: rank "));
+        CHECK(contains(each.text,
+                       "ulysses: fence: every rank must arrive within the deadline: rank "));
         CHECK(contains(each.text, " waited 200 ms, silent ranks:"));
         // On a loaded machine another one may also have been late.
         auto const silent = each.text.substr(each.text.find("silent ranks:") + 13) + " ";
@@ -343,7 +378,8 @@ TEST_CASE("threads: groups and handles that cannot be") {
     CHECK_THROWS_AS(two.handle(-1), uly::invalid_call);
 }
 
-TEST_CASE("threads: what a rank shows stays while it is read, even when the group fails meanwhile") {
+TEST_CASE(
+    "threads: what a rank shows stays while it is read, even when the group fails meanwhile") {
     // A rank that leaves a call by an error frees its operand at once; the address sanitizer sees a
     // slower rank that still reads it.
     for (std::uint64_t seed = 1; seed <= 40; ++seed) {
@@ -361,7 +397,8 @@ TEST_CASE("threads: what a rank shows stays while it is read, even when the grou
                             g.all_reduce(std::span(values), reduction::sum);
                             require(values[7] == 3, "a wrong sum");
                             std::vector<std::int64_t> all(60000);
-                            g.all_gather(std::as_bytes(std::span(values)), std::as_writable_bytes(std::span(all)));
+                            g.all_gather(std::as_bytes(std::span(values)),
+                                         std::as_writable_bytes(std::span(all)));
                             g.broadcast(std::as_writable_bytes(std::span(values)), 1);
                         }
                     });
@@ -375,8 +412,8 @@ TEST_CASE("threads: what a rank shows stays while it is read, even when the grou
 
 // reductions --------------------------------------------------------------------------------------
 
-TEST_CASE_TEMPLATE("threads: all_reduce combines in rank order, the same bits on every rank", T, float, double,
-                   std::int64_t, std::int8_t) {
+TEST_CASE_TEMPLATE("threads: all_reduce combines in rank order, the same bits on every rank", T,
+                   float, double, std::int64_t, std::int8_t) {
     for (int const ranks : group_sizes)
         for (int const count : {0, 1, 2, 3, 7, 100, 1025})  // also fewer than ranks
             for (auto const op : {reduction::sum, reduction::min, reduction::max}) {
@@ -391,7 +428,8 @@ TEST_CASE_TEMPLATE("threads: all_reduce combines in rank order, the same bits on
                     for (auto& x : each) {
                         auto const drawn = static_cast<std::int64_t>(random() % 2001) - 1000;
                         if constexpr (std::is_floating_point_v<T>)
-                            x = static_cast<T>(std::ldexp(static_cast<double>(drawn), static_cast<int>(random() % 60) - 30));
+                            x = static_cast<T>(std::ldexp(static_cast<double>(drawn),
+                                                          static_cast<int>(random() % 60) - 30));
                         else
                             x = static_cast<T>(drawn % 13);
                     }
@@ -439,20 +477,23 @@ TEST_CASE("threads: sizes and arguments that differ are the same error on every 
     });
     CHECK(reduce.code == errc::disagreement);
     CHECK(reduce.rank == 2);
-    CHECK(reduce.text == "ulysses: all_reduce: every rank must pass as many bytes: rank 0 passes 12, rank 2 16");
+    CHECK(reduce.text ==
+          "ulysses: all_reduce: every rank must pass as many bytes: rank 0 passes 12, rank 2 16");
     auto const gather = same_error(4, [](group g) {
         std::vector<std::byte> part(g.rank() == 3 ? 5 : 4), all(4 * part.size());
         g.all_gather(part, all);
     });
     CHECK(gather.code == errc::disagreement);
-    CHECK(gather.text == "ulysses: all_gather: every rank must pass as many bytes: rank 0 passes 4, rank 3 5");
+    CHECK(gather.text ==
+          "ulysses: all_gather: every rank must pass as many bytes: rank 0 passes 4, rank 3 5");
     auto const room = same_error(4, [](group g) {  // on one rank only
         std::vector<std::byte> part(4), all(g.rank() == 1 ? 12 : 16);
         g.all_gather(part, all);
     });
     CHECK(room.code == errc::invalid_call);
     CHECK(room.rank == 1);
-    CHECK(room.text == "ulysses: all_gather: all must hold one part for each rank: 12 bytes for 4 parts of 4 (rank 1)");
+    CHECK(room.text == "ulysses: all_gather: all must hold one part for each rank: 12 bytes for 4 "
+                       "parts of 4 (rank 1)");
     auto const broadcast = same_error(3, [](group g) {
         std::vector<std::byte> data(g.rank() == 0 ? 4 : 8);
         g.broadcast(data, 1);
@@ -465,15 +506,16 @@ TEST_CASE("threads: sizes and arguments that differ are the same error on every 
             g.broadcast(data, g.rank() == 2 ? root : 0);
         });
         CHECK(outside.code == errc::invalid_call);
-        CHECK(outside.text ==
-              uly::concat("ulysses: broadcast: root must be a rank: root ", root, " of 3 ranks (rank 2)"));
+        CHECK(outside.text == uly::concat("ulysses: broadcast: root must be a rank: root ", root,
+                                          " of 3 ranks (rank 2)"));
     }
     auto const roots = same_error(3, [](group g) {
         std::vector<std::byte> data(4);
         g.broadcast(data, g.rank() == 2 ? 1 : 0);
     });
     CHECK(roots.code == errc::disagreement);
-    CHECK(roots.text == "ulysses: broadcast: every rank must pass the same root: rank 0 passes 0, rank 2 1");
+    CHECK(roots.text ==
+          "ulysses: broadcast: every rank must pass the same root: rank 0 passes 0, rank 2 1");
 }
 
 // split -------------------------------------------------------------------------------------------
@@ -487,7 +529,8 @@ TEST_CASE("threads: split groups by color, orders by key, then rank") {
             require(halves.rank() == me / 2, "a wrong rank by equal keys");
             require(halves.size() == (ranks + 1 - me % 2) / 2, "a wrong size");
             auto const backwards = g.split(-7, -me);
-            require(backwards.rank() == ranks - 1 - me && backwards.size() == ranks, "a wrong rank by keys");
+            require(backwards.rank() == ranks - 1 - me && backwards.size() == ranks,
+                    "a wrong rank by keys");
             auto const alone = g.split(me, 5);
             require(alone.rank() == 0 && alone.size() == 1, "not alone");
 
@@ -522,6 +565,7 @@ TEST_CASE("threads: a failure reaches the groups that were split, and those spli
                 // Ranks 0, 1, 2 are one group and rank 3 another, of one.
                 auto part = g.split(g.rank() / 3, 0);
                 if (nested) part = part.split(0, 0);
+                g.fence({});  // nobody is on the way any more
                 if (g.rank() == 0) uly::raise(errc::invalid_call, {}, "engine", "mine", 1);
                 reports[at(g.rank())] = report_of([&] {
                     do part.fence({});
@@ -547,7 +591,8 @@ TEST_CASE("threads: windows are written by peers and read by their owner") {
             constexpr std::size_t part = 40;
             auto const window = g.make_window(at(ranks) * part);
             for (int r = 0; r < ranks; ++r)
-                require(reinterpret_cast<std::uintptr_t>(g.address(window, r)) % 64 == 0, "not aligned");
+                require(reinterpret_cast<std::uintptr_t>(g.address(window, r)) % 64 == 0,
+                        "not aligned");
             for (int round = 0; round < 20; ++round) {
                 for (int r = 0; r < ranks; ++r) {
                     auto const data = pattern(100 * round + 10 * g.rank() + r, part);
@@ -556,7 +601,8 @@ TEST_CASE("threads: windows are written by peers and read by their owner") {
                 g.fence({});
                 for (int r = 0; r < ranks; ++r) {
                     auto const data = pattern(100 * round + 10 * r + g.rank(), part);
-                    require(std::memcmp(g.address(window, g.rank()) + at(r) * part, data.data(), part) == 0,
+                    require(std::memcmp(g.address(window, g.rank()) + at(r) * part, data.data(),
+                                        part) == 0,
                             "another's bytes");
                 }
                 g.fence({});
@@ -575,7 +621,8 @@ TEST_CASE("threads: a window lives until the last rank lets go") {
         if (g.rank() == 0) window.reset();
         g.fence({});
         if (g.rank() == 0) require(!mine.expired(), "freed under the others");
-        if (g.rank() != 0) require(g.address(window, 0)[0] == std::byte{0}, "rank 0's bytes are gone");
+        if (g.rank() != 0)
+            require(g.address(window, 0)[0] == std::byte{0}, "rank 0's bytes are gone");
         g.fence({});
         window.reset();
         g.fence({});
@@ -587,7 +634,8 @@ TEST_CASE("threads: shared windows grow, are two, and are let go by close") {
     run(3, [](group g) {
         auto const inbox = g.shared_window(uly::arena::inbox, 100);
         auto const outbox = g.shared_window(uly::arena::outbox, 50);
-        for (int r = 0; r < 3; ++r) require(g.address(inbox, r) != g.address(outbox, r), "one arena for both");
+        for (int r = 0; r < 3; ++r)
+            require(g.address(inbox, r) != g.address(outbox, r), "one arena for both");
         std::memset(g.address(inbox, (g.rank() + 1) % 3), g.rank(), 100);
         g.fence({});
         require(g.shared_window(uly::arena::inbox, 64) == inbox, "a smaller one is another");
@@ -598,7 +646,8 @@ TEST_CASE("threads: shared windows grow, are two, and are let go by close") {
         require(g.shared_window(uly::arena::outbox, 10) == outbox, "the other one has changed");
         std::memset(g.address(large, (g.rank() + 2) % 3), 1, 1000);
         // Whoever holds the old one may still use it.
-        require(g.address(inbox, g.rank())[99] == static_cast<std::byte>((g.rank() + 2) % 3), "the old one is gone");
+        require(g.address(inbox, g.rank())[99] == static_cast<std::byte>((g.rank() + 2) % 3),
+                "the old one is gone");
         std::weak_ptr<std::byte> const memory = large->memory[at(g.rank())];
         large.reset();
         g.fence({});
@@ -615,7 +664,8 @@ TEST_CASE("threads: two groups side by side keep their windows and counts apart"
     uly::threads::group const a(2), b(2);
     auto const fault = [&](int rank) -> std::string {
         auto const x = a.handle(rank), y = b.handle(1 - rank);
-        auto const in_a = x.shared_window(uly::arena::inbox, 64), in_b = y.shared_window(uly::arena::inbox, 64);
+        auto const in_a = x.shared_window(uly::arena::inbox, 64),
+                   in_b = y.shared_window(uly::arena::inbox, 64);
         for (int round = 0; round < 50; ++round) {
             x.address(in_a, 1 - x.rank())[0] = std::byte{1};
             y.address(in_b, 1 - y.rank())[0] = std::byte{2};
@@ -640,7 +690,8 @@ TEST_CASE("threads: windows of different sizes are the same error on every rank"
     auto const seen = same_error(3, [](group g) { g.make_window(g.rank() == 1 ? 128 : 64); });
     CHECK(seen.code == errc::disagreement);
     CHECK(seen.rank == 1);
-    CHECK(seen.text == "ulysses: make_window: every rank must pass as many bytes: rank 0 passes 64, rank 1 128");
+    CHECK(seen.text ==
+          "ulysses: make_window: every rank must pass as many bytes: rank 0 passes 64, rank 1 128");
     // One rank's shared window has to grow, the other's not: that rank is in another call.
     auto const growing = same_error(2, [](group g) {
         g.shared_window(uly::arena::inbox, 64);
@@ -656,7 +707,8 @@ TEST_CASE("threads: a window that one rank has no memory for is out_of_memory on
     auto const seen = same_error(3, [](group g) { g.make_window(std::size_t{1} << 60); });
     CHECK(seen.code == errc::out_of_memory);
     CHECK(seen.rank == 0);
-    CHECK(contains(seen.text, "ulysses: memory: an allocation failed"));
+    CHECK(seen.text.starts_with("ulysses: "));
+    CHECK(contains(seen.text, "1152921504606846976"));  // what was asked for
 }
 #endif
 
@@ -682,7 +734,8 @@ TEST_CASE("threads: 100 rounds of calls in random order with random delays") {
                         std::int64_t largest = g.rank();
                         g.all_reduce(std::span(&largest, 1), reduction::max);
                         require(largest == ranks - 1, "a wrong largest rank");
-                        for (auto const value : values) require(value >= g.rank(), "a wrong maximum");
+                        for (auto const value : values)
+                            require(value >= g.rank(), "a wrong maximum");
                         break;
                     }
                     case 1: {
@@ -691,7 +744,9 @@ TEST_CASE("threads: 100 rounds of calls in random order with random delays") {
                         g.all_gather(mine, all);
                         for (int r = 0; r < ranks; ++r) {
                             auto const theirs = pattern(r, amount);
-                            require(std::equal(theirs.begin(), theirs.end(), all.begin() + static_cast<std::ptrdiff_t>(at(r) * amount)),
+                            require(std::equal(theirs.begin(), theirs.end(),
+                                               all.begin() +
+                                                   static_cast<std::ptrdiff_t>(at(r) * amount)),
                                     "a wrong gather");
                         }
                         break;
@@ -703,9 +758,13 @@ TEST_CASE("threads: 100 rounds of calls in random order with random delays") {
                         require(data == pattern(root, amount), "a wrong broadcast");
                         break;
                     }
-                    case 3: part = g.split(g.rank() % 3, static_cast<int>((drawn >> 20) % 3) * g.rank()); break;
+                    case 3:
+                        part =
+                            g.split(g.rank() % 3, static_cast<int>((drawn >> 20) % 3) * g.rank());
+                        break;
                     case 4: {
-                        auto const window = g.shared_window(uly::arena::inbox, 8 * at(ranks) + amount);
+                        auto const window =
+                            g.shared_window(uly::arena::inbox, 8 * at(ranks) + amount);
                         auto const next = (g.rank() + 1) % ranks;
                         std::memcpy(g.address(window, next), &round, sizeof round);
                         g.fence({});

@@ -16,6 +16,7 @@ struct attention {};
 #endif
 
 int main() {
-    ulysses::pipeline layer{archetypes::reaching_communicator{}, ulysses::sequence_local{}, attention{},
-                            ulysses::shape{.heads = 1, .head_dim = 1}, archetypes::projection{}};
+    ulysses::pipeline layer{archetypes::reaching_communicator{}, ulysses::sequence_local{},
+                            attention{}, ulysses::shape{.heads = 1, .head_dim = 1},
+                            archetypes::projection{}};
 }

@@ -12,8 +12,9 @@ using attention = archetypes::attention;
 #endif
 
 void use(ulysses::sequence const& step, archetypes::foreign_tensor<float, 4> const& t) {
-    ulysses::pipeline layer{archetypes::reaching_communicator{}, ulysses::sequence_local{}, attention{},
-                            ulysses::shape{.heads = 1, .head_dim = 1}, archetypes::projection{}};
+    ulysses::pipeline layer{archetypes::reaching_communicator{}, ulysses::sequence_local{},
+                            attention{}, ulysses::shape{.heads = 1, .head_dim = 1},
+                            archetypes::projection{}};
     auto saved = layer.make_context();
     layer.attend_backward(step, saved, t, t, t, t);
 }

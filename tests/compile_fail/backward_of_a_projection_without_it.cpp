@@ -14,7 +14,8 @@ using projection = archetypes::projection;
 #endif
 
 void use(ulysses::sequence const& step, archetypes::foreign_tensor<float, 3> const& t) {
-    ulysses::pipeline layer{archetypes::reaching_communicator{}, layout{}, archetypes::differentiable_attention{},
+    ulysses::pipeline layer{archetypes::reaching_communicator{}, layout{},
+                            archetypes::differentiable_attention{},
                             ulysses::shape{.heads = 1, .head_dim = 1}, projection{}};
     auto saved = layer.make_context();
     layer.backward(step, saved, t, archetypes::weights{}, t, t, archetypes::gradients{});

@@ -8,7 +8,8 @@
 #if defined(ULYSSES_CONTROL)
 using ranks = archetypes::reaching_communicator;
 #else
-using ranks = archetypes::communicator;  // sends messages, perhaps; a pipeline needs one that reaches
+using ranks =
+    archetypes::communicator;  // sends messages, perhaps; a pipeline needs one that reaches
 #endif
 
 int main() {

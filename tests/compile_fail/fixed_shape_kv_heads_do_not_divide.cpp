@@ -3,7 +3,6 @@
 
 #include <ulysses/ulysses.hpp>
 
-
 #if defined(ULYSSES_CONTROL)
 constexpr ulysses::shape layer_shape{.heads = 6, .kv_heads = 3, .head_dim = 8};
 #else
@@ -11,6 +10,6 @@ constexpr ulysses::shape layer_shape{.heads = 6, .kv_heads = 4, .head_dim = 8};
 #endif
 
 int main() {
-    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{}, ulysses::reference_attention{},
-                            ulysses::fixed<layer_shape>};
+    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{},
+                            ulysses::reference_attention{}, ulysses::fixed<layer_shape>};
 }

@@ -18,7 +18,8 @@ struct attention : ulysses::reference_attention {
 
 template <ulysses::shape Shape, class Attention>
 void make(Attention const& functor) {
-    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{}, functor, ulysses::fixed<Shape>};
+    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{}, functor,
+                            ulysses::fixed<Shape>};
 }
 
 int main() {

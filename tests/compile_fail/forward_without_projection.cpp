@@ -16,7 +16,8 @@ struct projection {
 #endif
 
 void use(ulysses::sequence const& step, archetypes::foreign_tensor<float, 3> const& t) {
-    ulysses::pipeline layer{archetypes::reaching_communicator{}, layout{}, archetypes::differentiable_attention{},
+    ulysses::pipeline layer{archetypes::reaching_communicator{}, layout{},
+                            archetypes::differentiable_attention{},
                             ulysses::shape{.heads = 1, .head_dim = 1}, projection{}};
     layer.forward(step, t, archetypes::weights{}, t);
 }

@@ -12,6 +12,10 @@ using observer = archetypes::observer_without_fence;
 #endif
 
 int main() {
-    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{}, ulysses::reference_attention{},
-                            ulysses::shape{.heads = 1, .head_dim = 1}, ulysses::no_projection{}, observer{}};
+    ulysses::pipeline layer{ulysses::serial{},
+                            ulysses::sequence_local{},
+                            ulysses::reference_attention{},
+                            ulysses::shape{.heads = 1, .head_dim = 1},
+                            ulysses::no_projection{},
+                            observer{}};
 }

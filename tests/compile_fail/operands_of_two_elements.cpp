@@ -13,7 +13,8 @@ using other = archetypes::member_tensor<double const, 4>;
 #endif
 
 void use(ulysses::sequence const& step, tensor const& t, other const& u) {
-    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{}, ulysses::reference_attention{},
+    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{},
+                            ulysses::reference_attention{},
                             ulysses::shape{.heads = 1, .head_dim = 1}};
     layer.attend(step, t, u, t, t);
 }

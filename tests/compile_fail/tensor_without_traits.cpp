@@ -19,7 +19,8 @@ struct ulysses::tensor_traits<tensor> {
 #endif
 
 void use(ulysses::sequence const& step, tensor const& t, other const& u) {
-    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{}, ulysses::reference_attention{},
+    ulysses::pipeline layer{ulysses::serial{}, ulysses::sequence_local{},
+                            ulysses::reference_attention{},
                             ulysses::shape{.heads = 1, .head_dim = 1}};
     layer.attend(step, t, u, t, t);
 }

@@ -40,7 +40,8 @@ std::string verdict_text(std::vector<fence_status> const& statuses, int rank) {
 
 TEST_CASE("throw_verdict: nothing when all agree") {
     CHECK_NOTHROW(uly::throw_verdict({}));
-    for (std::size_t ranks = 1; ranks < 5; ++ranks) CHECK_NOTHROW(uly::throw_verdict(agreeing(ranks)));
+    for (std::size_t ranks = 1; ranks < 5; ++ranks)
+        CHECK_NOTHROW(uly::throw_verdict(agreeing(ranks)));
 }
 
 TEST_CASE("throw_verdict: the error of the lowest failing rank, before any disagreement") {
@@ -48,14 +49,15 @@ TEST_CASE("throw_verdict: the error of the lowest failing rank, before any disag
     statuses[1].call = 8;
     statuses[2].fail(errc::invalid_tensor, "ulysses: attend: q: wrong: 1");
     statuses[3].fail(errc::functor_failed, "ulysses: functor: broke: 2");
-    CHECK(verdict_text<uly::invalid_tensor>(statuses, 2) == "ulysses: attend: q: wrong: 1 (rank 2)");
+    CHECK(verdict_text<uly::invalid_tensor>(statuses, 2) ==
+          "ulysses: attend: q: wrong: 1 (rank 2)");
 }
 
 TEST_CASE("throw_verdict: a disagreement names the first rank that differs from rank 0") {
     auto calls = agreeing(4);
     calls[2].call = calls[3].call = 8;
-    CHECK(verdict_text<uly::disagreement>(calls, 2).find(
-              "rank 0 is in call 7, rank 2 in call 8") != std::string::npos);
+    CHECK(verdict_text<uly::disagreement>(calls, 2).find("rank 0 is in call 7, rank 2 in call 8") !=
+          std::string::npos);
     auto plans = agreeing(3);
     plans[1].plan = 100;
     CHECK(verdict_text<uly::disagreement>(plans, 1).find("plan of rank 0 is 99, of rank 1 100") !=
@@ -97,6 +99,8 @@ TEST_CASE("guarded: whatever a body throws becomes a status") {
     uly::guarded(status, [] { throw std::bad_alloc(); });
     CHECK(status.code == errc::out_of_memory);
     // The group itself is gone: there is no fence to carry these.
-    CHECK_THROWS_AS(uly::guarded(status, [] { uly::throw_error(errc::peer_failed, "x", 1); }), uly::peer_failed);
-    CHECK_THROWS_AS(uly::guarded(status, [] { uly::throw_error(errc::timed_out, "x"); }), uly::timed_out);
+    CHECK_THROWS_AS(uly::guarded(status, [] { uly::throw_error(errc::peer_failed, "x", 1); }),
+                    uly::peer_failed);
+    CHECK_THROWS_AS(uly::guarded(status, [] { uly::throw_error(errc::timed_out, "x"); }),
+                    uly::timed_out);
 }

@@ -146,12 +146,9 @@ static_assert(!uly::tensor_like<std::vector<float>>);
 
 TEST_CASE("pipeline: its stages call no more than the concepts list") {
     // Instantiates every call of a pipeline over types that have nothing else.
-    uly::pipeline layer{a::reaching_communicator{},
-                        uly::sequence_local{},
-                        a::differentiable_attention{},
-                        uly::shape{.heads = 2, .head_dim = 4},
-                        a::differentiable_projection{},
-                        a::observer{}};
+    uly::pipeline layer{a::reaching_communicator{},     uly::sequence_local{},
+                        a::differentiable_attention{},  uly::shape{.heads = 2, .head_dim = 4},
+                        a::differentiable_projection{}, a::observer{}};
     auto const step = uly::sequence::split(1, 1, 3);
     std::vector<float> values(5 * 24, 7.0f);
     auto const tensor = [&](std::size_t place) {

@@ -74,7 +74,8 @@ bool rounds_well(float value) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("number: all 65536 patterns have the format's value and come back", T, half, bf16) {
+TEST_CASE_TEMPLATE("number: all 65536 patterns have the format's value and come back", T, half,
+                   bf16) {
     for (std::uint32_t pattern = 0; pattern < 65536; ++pattern) {
         T number;
         number.bits = static_cast<std::uint16_t>(pattern);
@@ -99,14 +100,17 @@ TEST_CASE_TEMPLATE("number: rounds to nearest even between any two neighbours", 
         auto const next_bits = static_cast<std::uint16_t>(pattern + 1);
         auto const value = static_cast<float>(number);
         if (std::isnan(value) || std::isinf(value)) continue;
-        auto const next = std::isinf(value_of<T>(next_bits))
-                              ? std::copysign(std::ldexp(1.0, format<T>::most_exponent - format<T>::bias), value)
-                              : value_of<T>(next_bits);
+        auto const next =
+            std::isinf(value_of<T>(next_bits))
+                ? std::copysign(std::ldexp(1.0, format<T>::most_exponent - format<T>::bias), value)
+                : value_of<T>(next_bits);
         auto const middle = static_cast<float>((static_cast<double>(value) + next) / 2);
         for (auto const from : {value, middle})
-            for (auto const each : {std::nextafter(from, -INFINITY), from, std::nextafter(from, INFINITY)})
+            for (auto const each :
+                 {std::nextafter(from, -INFINITY), from, std::nextafter(from, INFINITY)})
                 if (!rounds_well<T>(each))
-                    FAIL_CHECK(each << " becomes pattern " << T{each}.bits << ", not " << rounded<T>(each));
+                    FAIL_CHECK(each << " becomes pattern " << T{each}.bits << ", not "
+                                    << rounded<T>(each));
     }
 }
 
@@ -121,12 +125,12 @@ TEST_CASE_TEMPLATE("number: rounds floats from the whole range", T, half, bf16) 
 
 TEST_CASE("number: values that formats are known by") {
     CHECK(half{1.0f}.bits == 0x3c00);
-    CHECK(half{65504.0f}.bits == 0x7bff);   // the largest
+    CHECK(half{65504.0f}.bits == 0x7bff);  // the largest
     CHECK(half{65519.99f}.bits == 0x7bff);
-    CHECK(half{65520.0f}.bits == 0x7c00);   // the middle to what would be next: infinity
-    CHECK(half{0x1p-14f}.bits == 0x0400);   // the smallest normal one
-    CHECK(half{0x1p-24f}.bits == 0x0001);   // the smallest
-    CHECK(half{0x1p-25f}.bits == 0x0000);   // a tie, to even
+    CHECK(half{65520.0f}.bits == 0x7c00);  // the middle to what would be next: infinity
+    CHECK(half{0x1p-14f}.bits == 0x0400);  // the smallest normal one
+    CHECK(half{0x1p-24f}.bits == 0x0001);  // the smallest
+    CHECK(half{0x1p-25f}.bits == 0x0000);  // a tie, to even
     CHECK(half{0x1.000002p-25f}.bits == 0x0001);
     CHECK(half{-0.0f}.bits == 0x8000);
     CHECK(bf16{1.0f}.bits == 0x3f80);

@@ -100,8 +100,9 @@ TEST_CASE("check_operand: extents are refused with the values of both sides") {
     view const q{memory().data(), {2, 3, 4, 5}};
     CHECK_NOTHROW(uly::check_operand("attend", "q", q, {2, 3, 4, 5}));
     auto const text = refusal_of([&] { uly::check_operand("attend", "q", q, {2, 6, 4, 5}); });
-    CHECK(text.starts_with("ulysses: attend: q: extents [batch, tokens, heads, dim] must fit the step and "
-                           "shape: got [2, 3, 4, 5], expected [2, 6, 4, 5] ["));
+    CHECK(text.starts_with(
+        "ulysses: attend: q: extents [batch, tokens, heads, dim] must fit the step and "
+        "shape: got [2, 3, 4, 5], expected [2, 6, 4, 5] ["));
     CHECK(contains(text, "operand_test.cpp:"));
     // Each axis counts.
     for (std::size_t axis = 0; axis < 4; ++axis) {
@@ -113,7 +114,9 @@ TEST_CASE("check_operand: extents are refused with the values of both sides") {
 
 TEST_CASE("check_operand: data must not be null, unless there is none") {
     view const q{nullptr, {2, 3, 4, 5}};
-    CHECK(contains(refusal_of([&] { uly::check_operand("attend", "q", q, {2, 3, 4, 5}); }),
+    CHECK(contains(refusal_of([&] {
+                       uly::check_operand("attend", "q", q, {2, 3, 4, 5});
+                   }),
                    "ulysses: attend: q: data must not be null: extents [2, 3, 4, 5]"));
     view const nothing{nullptr, {2, 0, 4, 5}};  // a rank without tokens
     CHECK_NOTHROW(uly::check_output("attend", "o", nothing, {2, 0, 4, 5}));
@@ -121,14 +124,18 @@ TEST_CASE("check_operand: data must not be null, unless there is none") {
 
 TEST_CASE("check_operand: the inner stride is 1, and no stride is negative") {
     view q{memory().data(), {2, 3, 4, 5}, {120, 40, 10, 2}};
-    CHECK(contains(refusal_of([&] { uly::check_operand("attend", "k", q, {2, 3, 4, 5}); }),
+    CHECK(contains(refusal_of([&] {
+                       uly::check_operand("attend", "k", q, {2, 3, 4, 5});
+                   }),
                    "ulysses: attend: k: the dim axis must be contiguous: stride 2, expected 1"));
     view const one{memory().data(), {2, 3, 4, 1}, {120, 40, 10, 2}};  // of one element: any stride
     CHECK_NOTHROW(uly::check_operand("attend", "k", one, {2, 3, 4, 1}));
     for (std::size_t axis = 0; axis < 3; ++axis) {
         view backwards{memory().data() + 4000, {2, 3, 4, 5}};
         backwards.strides[axis] = -backwards.strides[axis];
-        CHECK(contains(refusal_of([&] { uly::check_operand("attend", "k", backwards, {2, 3, 4, 5}); }),
+        CHECK(contains(refusal_of([&] {
+                           uly::check_operand("attend", "k", backwards, {2, 3, 4, 5});
+                       }),
                        "strides must not be negative: strides ["));
         backwards.extents[axis] = 1;  // never taken
         CHECK_NOTHROW(uly::check_operand("attend", "k", backwards, backwards.extents));
@@ -139,12 +146,14 @@ TEST_CASE("check_output: elements that share an address are refused") {
     extents4 const extents{2, 3, 4, 5};
     CHECK_NOTHROW(uly::check_output("attend", "o", view{memory().data(), extents}, extents));
     // Expanded (stride 0), rows shorter than the dim, two axes of one stride.
-    for (auto const& strides : {extents4{0, 20, 5, 1}, extents4{60, 0, 5, 1}, extents4{60, 20, 0, 1},
-                                extents4{60, 20, 4, 1}, extents4{60, 19, 5, 1}, extents4{20, 20, 5, 1}}) {
+    for (auto const& strides :
+         {extents4{0, 20, 5, 1}, extents4{60, 0, 5, 1}, extents4{60, 20, 0, 1},
+          extents4{60, 20, 4, 1}, extents4{60, 19, 5, 1}, extents4{20, 20, 5, 1}}) {
         view const o{memory().data(), extents, strides};
         auto const text = refusal_of([&] { uly::check_output("attend", "o", o, extents); });
         INFO(text);
-        CHECK(contains(text, "ulysses: attend: o: elements of an output must not overlap: extents "));
+        CHECK(
+            contains(text, "ulysses: attend: o: elements of an output must not overlap: extents "));
         CHECK_NOTHROW(uly::check_operand("attend", "q", o, extents));  // reading is fine
     }
 }
@@ -169,7 +178,8 @@ TEST_CASE("overlaps_itself: never says no when two elements share an address") {
     CHECK(said < 2 * overlapping);  // and rarely without need
 }
 
-TEST_CASE_TEMPLATE("may_overlap: never says disjoint when two views share a byte", B, float, double, uly::half) {
+TEST_CASE_TEMPLATE("may_overlap: never says disjoint when two views share a byte", B, float, double,
+                   uly::half) {
     std::uint64_t const seed = 20240612;
     CAPTURE(seed);
     std::mt19937_64 random{seed};
@@ -182,10 +192,13 @@ TEST_CASE_TEMPLATE("may_overlap: never says disjoint when two views share a byte
         auto const answer = uly::detail::may_overlap(a, b);
         CHECK(answer == uly::detail::may_overlap(b, a));
         if (truth && !answer)
-            FAIL("views " << i << ": " << (reinterpret_cast<std::byte*>(b.data) - reinterpret_cast<std::byte*>(a.data))
+            FAIL("views " << i << ": "
+                          << (reinterpret_cast<std::byte*>(b.data) -
+                              reinterpret_cast<std::byte*>(a.data))
                           << " bytes apart, extents " << uly::detail::text_of(a.extents) << " and "
-                          << uly::detail::text_of(b.extents) << ", strides " << uly::detail::text_of(a.strides)
-                          << " and " << uly::detail::text_of(b.strides));
+                          << uly::detail::text_of(b.extents) << ", strides "
+                          << uly::detail::text_of(a.strides) << " and "
+                          << uly::detail::text_of(b.strides));
         apart += !truth;
         seen_apart += !answer;
         if (!answer && a.size() != 0 && b.size() != 0) {
@@ -204,7 +217,8 @@ TEST_CASE("may_overlap: operands packed side by side are apart") {
     using uly::detail::may_overlap;
     SUBCASE("q, k and v in rows of one token: [B, S, (Hq + 2 Hkv) D]") {
         extents4 const steps{3 * 80, 80, 8, 1};  // 6 query heads, 2 key-value heads, D = 8
-        view const q{m, {2, 3, 6, 8}, steps}, k{m + 48, {2, 3, 2, 8}, steps}, v{m + 64, {2, 3, 2, 8}, steps};
+        view const q{m, {2, 3, 6, 8}, steps}, k{m + 48, {2, 3, 2, 8}, steps},
+            v{m + 64, {2, 3, 2, 8}, steps};
         CHECK(!may_overlap(q, k));
         CHECK(!may_overlap(q, v));
         CHECK(!may_overlap(k, v));
@@ -214,7 +228,8 @@ TEST_CASE("may_overlap: operands packed side by side are apart") {
     }
     SUBCASE("q, k and v interleaved head by head: [B, S, H, 3, D]") {
         extents4 const steps{3 * 96, 96, 24, 1};
-        view const q{m, {2, 3, 4, 8}, steps}, k{m + 8, {2, 3, 4, 8}, steps}, v{m + 16, {2, 3, 4, 8}, steps};
+        view const q{m, {2, 3, 4, 8}, steps}, k{m + 8, {2, 3, 4, 8}, steps},
+            v{m + 16, {2, 3, 4, 8}, steps};
         CHECK(!may_overlap(q, k));
         CHECK(!may_overlap(k, v));
         CHECK(!may_overlap(q, v));
@@ -238,6 +253,8 @@ TEST_CASE("may_overlap: operands packed side by side are apart") {
 TEST_CASE("check_apart: names both operands") {
     view const q{memory().data(), {2, 3, 4, 5}};
     auto const text = refusal_of([&] { uly::check_apart("attend", "o", q, "k", q); });
-    CHECK(text.starts_with("ulysses: attend: o: an output must not overlap another operand: o overlaps k ["));
-    CHECK_NOTHROW(uly::check_apart("attend", "o", q, "k", view{memory().data() + 120, {2, 3, 4, 5}}));
+    CHECK(text.starts_with(
+        "ulysses: attend: o: an output must not overlap another operand: o overlaps k ["));
+    CHECK_NOTHROW(
+        uly::check_apart("attend", "o", q, "k", view{memory().data() + 120, {2, 3, 4, 5}}));
 }

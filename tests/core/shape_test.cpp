@@ -29,7 +29,8 @@ TEST_CASE("shape: defaults are filled in") {
     CHECK(s.kv_heads == 6);
     CHECK(s.value_dim == 64);
     CHECK(uly::softmax_scale(s) == doctest::Approx(0.125).epsilon(1e-15));
-    auto const given = uly::checked({.heads = 6, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .scale = -0.5});
+    auto const given =
+        uly::checked({.heads = 6, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .scale = -0.5});
     CHECK(given.kv_heads == 2);
     CHECK(given.value_dim == 32);
     CHECK(uly::softmax_scale(given) == -0.5);
@@ -50,8 +51,10 @@ TEST_CASE("shape: each rule is refused with all values") {
         {{.heads = 4}, "head_dim must lie in 1 .. 2^31 - 1"},
         {{.heads = 4, .head_dim = big}, "head_dim must lie in 1 .. 2^31 - 1"},
         {{.heads = 4, .head_dim = 4, .value_dim = -1}, "value_dim must lie in 0 .. 2^31 - 1"},
-        {{.heads = 4, .head_dim = 4, .scale = std::numeric_limits<double>::infinity()}, "scale must be finite"},
-        {{.heads = 4, .head_dim = 4, .scale = std::numeric_limits<double>::quiet_NaN()}, "scale must be finite"},
+        {{.heads = 4, .head_dim = 4, .scale = std::numeric_limits<double>::infinity()},
+         "scale must be finite"},
+        {{.heads = 4, .head_dim = 4, .scale = std::numeric_limits<double>::quiet_NaN()},
+         "scale must be finite"},
     };
     for (auto const& each : cases) {
         auto const text = refusal_of(each.given);
@@ -64,8 +67,10 @@ TEST_CASE("shape: each rule is refused with all values") {
 }
 
 // A shape is a template argument, and its rules hold at compile time too.
-static_assert(uly::fixed<shape{.heads = 8, .kv_heads = 2, .head_dim = 64, .scale = 0.5}>.value.kv_heads == 2);
-static_assert(uly::detail::broken_rule({.heads = 8, .kv_heads = 3, .head_dim = 1}) == "kv_heads must divide heads");
+static_assert(
+    uly::fixed<shape{.heads = 8, .kv_heads = 2, .head_dim = 64, .scale = 0.5}>.value.kv_heads == 2);
+static_assert(uly::detail::broken_rule({.heads = 8, .kv_heads = 3, .head_dim = 1}) ==
+              "kv_heads must divide heads");
 static_assert(uly::detail::broken_rule({.heads = 8, .head_dim = 1}).empty());
 static_assert(uly::detail::is_fixed_shape<uly::fixed_shape<shape{.heads = 1}>>);
 static_assert(!uly::detail::is_fixed_shape<shape>);

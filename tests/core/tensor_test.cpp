@@ -38,7 +38,7 @@ struct misleading_tensor {
     float* right;
     float* data() const { return wrong; }
     std::array<int, 3> extents() const { return {9, 9, 9}; }
-    static constexpr uly::axes order = uly::axes::bhsd;
+    [[maybe_unused]] static constexpr uly::axes order = uly::axes::bhsd;
 };
 
 /// Members win over the mdspan's interface.
@@ -90,11 +90,14 @@ TEST_CASE("tensor: packed operands by each tier") {
         CHECK(view.strides == extents4{60, 20, 5, 1});
         CHECK(view.packed());
     };
-    check(uly::view_of_heads<uly::sequence_local>(foreign_tensor<float, 4>{place(), {2, 3, 4, 5}}, "q"));
-    check(uly::view_of_heads<uly::sequence_local>(member_tensor<float, 4>{place(), {2, 3, 4, 5}}, "q"));
+    check(uly::view_of_heads<uly::sequence_local>(foreign_tensor<float, 4>{place(), {2, 3, 4, 5}},
+                                                  "q"));
+    check(uly::view_of_heads<uly::sequence_local>(member_tensor<float, 4>{place(), {2, 3, 4, 5}},
+                                                  "q"));
     check(uly::view_of_heads<uly::sequence_local>(
         span_tensor<float, 4>{place(), {2, 3, 4, 5}, {60, 20, 5, 1}}, "q"));
-    check(uly::view_of_heads<uly::sequence_local>(uly::head_view<float>{place(), {2, 3, 4, 5}}, "q"));
+    check(
+        uly::view_of_heads<uly::sequence_local>(uly::head_view<float>{place(), {2, 3, 4, 5}}, "q"));
 }
 
 TEST_CASE("tensor: traits win over members, members over an mdspan") {
@@ -155,9 +158,12 @@ TEST_CASE("tensor: operands of whole tokens") {
             CHECK(view.strides[1] == 70);
             CHECK(view.strides[3] == 1);
         };
-        check(view_of_tokens<sequence_local>(ordered_tensor<axes::bshd, 2>{place(), {3, 5}, {70, 1}}, "x"));
-        check(view_of_tokens<sequence_local>(ordered_tensor<axes::sbhd, 2>{place(), {3, 5}, {70, 1}}, "x"));
-        check(view_of_tokens<sequence_local>(ordered_tensor<axes::bhsd, 2>{place(), {3, 5}, {70, 1}}, "x"));
+        check(view_of_tokens<sequence_local>(
+            ordered_tensor<axes::bshd, 2>{place(), {3, 5}, {70, 1}}, "x"));
+        check(view_of_tokens<sequence_local>(
+            ordered_tensor<axes::sbhd, 2>{place(), {3, 5}, {70, 1}}, "x"));
+        check(view_of_tokens<sequence_local>(
+            ordered_tensor<axes::bhsd, 2>{place(), {3, 5}, {70, 1}}, "x"));
     }
     SUBCASE("three axes, batch first or sequence first") {
         auto const batch_first = view_of_tokens<sequence_local>(

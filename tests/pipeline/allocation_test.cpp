@@ -133,11 +133,13 @@ void check_steady_state(uly::keep keep, int ranks) {
 }  // namespace
 
 TEST_CASE("allocation: the counter counts") {
+    // Called by name: compilers may leave out what a new expression or a container allocates.
     auto const before = allocations.load();
-    auto const text = std::string(100, 'x');
-    CHECK(allocations.load() > before);
-    std::vector<std::byte> const all(1000);
-    CHECK(allocations.load() > before + 1);
+    ::operator delete(::operator new(100));
+    ::operator delete (::operator new (100, std::align_val_t{64}), std::align_val_t{64});
+    ::operator delete (::operator new (100, std::align_val_t{64}, std::nothrow),
+                       std::align_val_t{64});
+    CHECK(allocations.load() == before + 3);
 }
 
 TEST_CASE("allocation: a steady state allocates nothing") {

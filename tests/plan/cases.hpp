@@ -111,10 +111,11 @@ struct problem {
     uly::sequence step() const { return uly::sequence::of(batch, queries, keys); }
 
     std::string text() const {
-        auto text = uly::concat(ranks, " ranks, heads ", layer.heads, "/", layer.kv_heads,
-                                layer.mask == uly::mask::causal ? ", causal" : ", full",
-                                layer.assignment == uly::assignment::whole_heads ? ", whole heads" : "",
-                                ", batch ", batch, ", row_multiple ", row_multiple);
+        auto text =
+            uly::concat(ranks, " ranks, heads ", layer.heads, "/", layer.kv_heads,
+                        layer.mask == uly::mask::causal ? ", causal" : ", full",
+                        layer.assignment == uly::assignment::whole_heads ? ", whole heads" : "",
+                        ", batch ", batch, ", row_multiple ", row_multiple);
         auto const add = [&](char const* name, std::vector<runs> const& orders) {
             text += uly::concat(", ", name);
             for (auto const& each : orders) {

@@ -37,7 +37,8 @@ class plan_player {
         for (int r = 0; r < ranks_; ++r)
             plans_[at(r)].rebuild(p.layer, step, ranks_, r, p.row_multiple);
         fault_.clear();
-        alike() && queries_arrive() && keys_arrive() && gradients_return() && rows_match() && bytes_match();
+        alike() && queries_arrive() && keys_arrive() && gradients_return() && rows_match() &&
+            bytes_match();
         return fault_;
     }
 
@@ -67,16 +68,20 @@ class plan_player {
                 mine.key_region_rows() != first.key_region_rows() ||
                 mine.key_capacity() != first.key_capacity() || mine.hash() != first.hash())
                 return broken("regions or hash of rank ", r, " differ from rank 0's");
-            if (mine.own_query_rows() > mine.query_region_rows() || mine.own_key_rows() > mine.key_region_rows())
+            if (mine.own_query_rows() > mine.query_region_rows() ||
+                mine.own_key_rows() > mine.key_region_rows())
                 return broken("rank ", r, " needs more rows than a region has");
-            if (mine.own_queries() != step_->queries().count(r) || mine.own_keys() != step_->keys().count(r))
+            if (mine.own_queries() != step_->queries().count(r) ||
+                mine.own_keys() != step_->keys().count(r))
                 return broken("rank ", r, " miscounts its tokens");
             for (int peer = 0; peer < ranks_; ++peer) {
                 auto const& theirs = plans_[at(peer)].items();
                 auto const& seen = mine.items(peer);
-                if (theirs.size() != seen.size()) return broken("rank ", r, " miscounts items of rank ", peer);
+                if (theirs.size() != seen.size())
+                    return broken("rank ", r, " miscounts items of rank ", peer);
                 for (std::size_t i = 0; i < seen.size(); ++i)
-                    if (!(theirs[i].work == seen[i])) return broken("rank ", r, " sees another item of rank ", peer);
+                    if (!(theirs[i].work == seen[i]))
+                        return broken("rank ", r, " sees another item of rank ", peer);
             }
         }
         return true;
@@ -84,28 +89,33 @@ class plan_player {
 
     /// Writes the identities of all ranks' tokens to where `blocks` say.
     template <class Blocks, class Id>
-    bool play(char const* what, uly::token_orders const& orders, int64_t heads, Blocks const& blocks_of,
-              Id const& id_of, std::vector<region_contents>& regions, std::vector<int64_t> const& sizes) {
+    bool play(char const* what, uly::token_orders const& orders, int64_t heads,
+              Blocks const& blocks_of, Id const& id_of, std::vector<region_contents>& regions,
+              std::vector<int64_t> const& sizes) {
         if (regions.size() < at(ranks_)) regions.resize(at(ranks_));
         for (int r = 0; r < ranks_; ++r) regions[at(r)].assign(at(sizes[at(r)]), -1);
         for (int r = 0; r < ranks_; ++r) {
             positions_of(orders, r);
             for (auto const& block : blocks_of(plans_[at(r)])) {
                 if (block.tokens < 1 || block.heads < 1 || block.token < 0 || block.head < 0 ||
-                    block.token + block.tokens > orders.count(r) || block.head + block.heads > heads)
+                    block.token + block.tokens > orders.count(r) ||
+                    block.head + block.heads > heads)
                     return broken("rank ", r, " has a ", what, " block outside its operand");
                 auto& region = regions[at(block.peer)];
                 for (int64_t b = 0; b < batch(); ++b)
                     for (int64_t t = 0; t < block.tokens; ++t)
                         for (int64_t h = 0; h < block.heads; ++h) {
-                            auto const row = block.row + b * block.row_strides[0] + t * block.row_strides[1] +
-                                             h * block.row_strides[2];
+                            auto const row = block.row + b * block.row_strides[0] +
+                                             t * block.row_strides[1] + h * block.row_strides[2];
                             if (row < 0 || row >= static_cast<int64_t>(region.size()))
-                                return broken("rank ", r, " writes ", what, " row ", row, " of rank ", block.peer,
-                                              ", which has ", region.size());
+                                return broken("rank ", r, " writes ", what, " row ", row,
+                                              " of rank ", block.peer, ", which has ",
+                                              region.size());
                             if (region[at(row)] != -1)
-                                return broken(what, " row ", row, " of rank ", block.peer, " is written twice");
-                            region[at(row)] = id_of(b, positions_[at(block.token + t)], block.head + h);
+                                return broken(what, " row ", row, " of rank ", block.peer,
+                                              " is written twice");
+                            region[at(row)] =
+                                id_of(b, positions_[at(block.token + t)], block.head + h);
                         }
             }
         }
@@ -115,7 +125,8 @@ class plan_player {
     void positions_of(uly::token_orders const& orders, int rank) {
         positions_.clear();
         for (auto const& run : orders.runs(rank))
-            for (int64_t i = 0; i < run.count; ++i) positions_.push_back(run.begin + i * run.stride);
+            for (int64_t i = 0; i < run.count; ++i)
+                positions_.push_back(run.begin + i * run.stride);
     }
 
     /// Each (token, head) lies once in the region of exactly the rank whose item computes it, where
@@ -123,8 +134,10 @@ class plan_player {
     bool queries_arrive() {
         sizes_.clear();
         for (int r = 0; r < ranks_; ++r) sizes_.push_back(plans_[at(r)].own_query_rows());
-        if (!play("query", step_->queries(), p_->layer.heads, [](uly::plan const& m) { return m.query_blocks(); },
-                  [&](auto... x) { return query_id(x...); }, query_regions_, sizes_))
+        if (!play(
+                "query", step_->queries(), p_->layer.heads,
+                [](uly::plan const& m) { return m.query_blocks(); },
+                [&](auto... x) { return query_id(x...); }, query_regions_, sizes_))
             return false;
         int64_t arrived = 0;
         for (int r = 0; r < ranks_; ++r) {
@@ -137,21 +150,25 @@ class plan_player {
                         for (int64_t i = 0; i < work.rows(); ++i) {
                             auto const row = item.query_row + (h * batch() + b) * work.rows() + i;
                             if (row >= static_cast<int64_t>(region.size()) ||
-                                region[at(row)] != query_id(b, work.row_begin + i, work.head_begin + h))
-                                return broken("rank ", r, " misses query row ", work.row_begin + i, " of head ",
-                                              work.head_begin + h);
+                                region[at(row)] !=
+                                    query_id(b, work.row_begin + i, work.head_begin + h))
+                                return broken("rank ", r, " misses query row ", work.row_begin + i,
+                                              " of head ", work.head_begin + h);
                         }
             }
         }
-        return arrived == batch() * queries_ * p_->layer.heads || broken(arrived, " query rows arrive");
+        return arrived == batch() * queries_ * p_->layer.heads ||
+               broken(arrived, " query rows arrive");
     }
 
     /// Each (key, head) lies once in the region of exactly the ranks whose items see it.
     bool keys_arrive() {
         sizes_.clear();
         for (int r = 0; r < ranks_; ++r) sizes_.push_back(plans_[at(r)].own_key_rows());
-        if (!play("key", step_->keys(), p_->layer.kv_heads, [](uly::plan const& m) { return m.key_blocks(); },
-                  [&](auto... x) { return key_id(x...); }, key_regions_, sizes_))
+        if (!play(
+                "key", step_->keys(), p_->layer.kv_heads,
+                [](uly::plan const& m) { return m.key_blocks(); },
+                [&](auto... x) { return key_id(x...); }, key_regions_, sizes_))
             return false;
         keys_used_.assign(at(ranks_), 0);
         if (row_of_key_.size() < at(ranks_)) row_of_key_.resize(at(ranks_));
@@ -168,8 +185,8 @@ class plan_player {
                             auto const row = item.key_row + (g * batch() + b) * capacity + j;
                             auto const id = key_id(b, work.key_begin + j, work.kv_begin + g);
                             if (row >= static_cast<int64_t>(region.size()) || region[at(row)] != id)
-                                return broken("rank ", r, " misses key ", work.key_begin + j, " of head ",
-                                              work.kv_begin + g);
+                                return broken("rank ", r, " misses key ", work.key_begin + j,
+                                              " of head ", work.kv_begin + g);
                             keys_used_[at(r)] += row_of_key[at(id)] == -1;
                             row_of_key[at(id)] = row;
                         }
@@ -177,7 +194,8 @@ class plan_player {
             int64_t written = 0;
             for (auto const id : region) written += id != -1;
             if (written != keys_used_[at(r)])
-                return broken("rank ", r, " is sent ", written, " key rows and uses ", keys_used_[at(r)]);
+                return broken("rank ", r, " is sent ", written, " key rows and uses ",
+                              keys_used_[at(r)]);
         }
         return true;
     }
@@ -197,7 +215,8 @@ class plan_player {
                 if (each.sources == 1) return broken("rank ", r, " sums one source");
                 if (each.first_source + each.sources > moves.sources().size())
                     return broken("rank ", r, " sums sources that are not listed");
-                if (!take(r, each, moves.sources().subspan(each.first_source, each.sources))) return false;
+                if (!take(r, each, moves.sources().subspan(each.first_source, each.sources)))
+                    return false;
             }
             for (auto const times : taken_)
                 if (times != 1) return broken("rank ", r, " takes a gradient ", times, " times");
@@ -209,29 +228,33 @@ class plan_player {
     bool take(int r, Each const& each, std::span<uly::plan_source const> sources) {
         auto const& moves = plans_[at(r)];
         if (each.tokens < 1 || each.heads < 1 || each.token < 0 || each.head < 0 ||
-            each.token + each.tokens > moves.own_keys() || each.head + each.heads > p_->layer.kv_heads)
+            each.token + each.tokens > moves.own_keys() ||
+            each.head + each.heads > p_->layer.kv_heads)
             return broken("rank ", r, " returns gradients outside its operand");
         for (int64_t b = 0; b < batch(); ++b)
             for (int64_t t = 0; t < each.tokens; ++t)
                 for (int64_t h = 0; h < each.heads; ++h) {
                     auto const head = each.head + h;
                     auto const id = key_id(b, positions_[at(each.token + t)], head);
-                    ++taken_[at((b * moves.own_keys() + each.token + t) * p_->layer.kv_heads + head)];
+                    ++taken_[at((b * moves.own_keys() + each.token + t) * p_->layer.kv_heads +
+                                head)];
                     std::size_t next = 0;
                     for (int peer = 0; peer < ranks_; ++peer) {
                         auto const row = row_of_key_[at(peer)][at(id)];
                         if (row == -1) continue;
                         if (next == sources.size() || sources[next].peer != peer)
-                            return broken("rank ", r, " leaves out or misplaces rank ", peer, " in a gradient of head ",
-                                          head);
-                        auto const from = sources[next].row + b * each.row_strides[0] + t * each.row_strides[1] +
-                                          h * each.row_strides[2];
+                            return broken("rank ", r, " leaves out or misplaces rank ", peer,
+                                          " in a gradient of head ", head);
+                        auto const from = sources[next].row + b * each.row_strides[0] +
+                                          t * each.row_strides[1] + h * each.row_strides[2];
                         if (from != row)
-                            return broken("rank ", r, " takes a gradient of head ", head, " from row ", from,
-                                          " of rank ", peer, ", it is in row ", row);
+                            return broken("rank ", r, " takes a gradient of head ", head,
+                                          " from row ", from, " of rank ", peer, ", it is in row ",
+                                          row);
                         ++next;
                     }
-                    if (next != sources.size()) return broken("rank ", r, " sums ranks that never saw the key");
+                    if (next != sources.size())
+                        return broken("rank ", r, " sums ranks that never saw the key");
                 }
         return true;
     }
@@ -249,7 +272,8 @@ class plan_player {
                 all.keys_from += mine.keys_from;
                 all.queries_to += mine.queries_to;
             }
-            if (all.queries_from != plans_[at(r)].own_query_rows() || all.keys_from != keys_used_[at(r)] ||
+            if (all.queries_from != plans_[at(r)].own_query_rows() ||
+                all.keys_from != keys_used_[at(r)] ||
                 all.queries_to != batch() * plans_[at(r)].own_queries() * p_->layer.heads)
                 return broken("rank ", r, " miscounts its rows");
         }
@@ -282,14 +306,18 @@ class plan_player {
             sent += forward.sent, received += forward.received;
             back_sent += backward.sent, back_received += backward.received;
         }
-        if (sent != received || back_sent != back_received) return broken("bytes sent are not those received");
-        if (sent != at((queries + keys) * both * 2)) return broken(sent, " bytes are counted forward");
-        if (back_sent != at(queries * both * 2 + keys * both * 4)) return broken(back_sent, " bytes are counted backward");
+        if (sent != received || back_sent != back_received)
+            return broken("bytes sent are not those received");
+        if (sent != at((queries + keys) * both * 2))
+            return broken(sent, " bytes are counted forward");
+        if (back_sent != at(queries * both * 2 + keys * both * 4))
+            return broken(back_sent, " bytes are counted backward");
 
         if (!p_->equal_shares || queries_ != keys_) return true;
         if (layer.heads % ranks_ == 0) {
             auto const closed = uly::closed_form_elements(layer, batch(), queries_, ranks_);
-            if (sent != at(closed * 2)) return broken(sent, " bytes sent, closed form ", closed * 2);
+            if (sent != at(closed * 2))
+                return broken(sent, " bytes sent, closed form ", closed * 2);
             ++closed_forms;
         } else if (layer.mask == uly::mask::full && layer.assignment == uly::assignment::balanced &&
                    p_->row_multiple == 1) {
@@ -317,7 +345,8 @@ class plan_player {
     int closed_forms = 0, closed_key_forms = 0;
 };
 
-uly::plan plan_of(uly::shape const& layer, uly::sequence const& step, int rank, int64_t row_multiple = 1) {
+uly::plan plan_of(uly::shape const& layer, uly::sequence const& step, int rank,
+                  int64_t row_multiple = 1) {
     uly::plan moves;
     moves.rebuild(uly::checked(layer), step, step.ranks(), rank, row_multiple);
     return moves;
@@ -345,13 +374,22 @@ TEST_CASE("plan: each order of tokens with each odd group") {
     plan_player player;
     for (int kind = 0; kind < order_kinds; ++kind)
         for (int64_t tokens : {1, 2, 5, 7, 16, 61})
-            for (auto const& [ranks, heads, kv_heads] :
-                 {std::array<int64_t, 3>{2, 3, 1}, {4, 7, 7}, {5, 4, 2}, {8, 3, 1}, {8, 12, 12}, {8, 28, 7},
-                  {16, 40, 8}, {8, 16, 2}, {17, 1, 1}}) {
+            for (auto const& [ranks, heads, kv_heads] : {std::array<int64_t, 3>{2, 3, 1},
+                                                         {4, 7, 7},
+                                                         {5, 4, 2},
+                                                         {8, 3, 1},
+                                                         {8, 12, 12},
+                                                         {8, 28, 7},
+                                                         {16, 40, 8},
+                                                         {8, 16, 2},
+                                                         {17, 1, 1}}) {
                 problem p;
                 plan_cases::random_engine random{static_cast<std::uint64_t>(kind)};
                 p.ranks = static_cast<int>(ranks);
-                p.layer = {.heads = heads, .kv_heads = kv_heads, .head_dim = 2, .value_dim = 3,
+                p.layer = {.heads = heads,
+                           .kv_heads = kv_heads,
+                           .head_dim = 2,
+                           .value_dim = 3,
                            .mask = uly::mask::causal};
                 p.queries = random_order(random, static_cast<order_kind>(kind), p.ranks, tokens);
                 INFO(p.text());
@@ -365,7 +403,8 @@ TEST_CASE("plan: bytes sent by 32 heads, 8 of keys, on 8 ranks") {
     auto const step = uly::sequence::split(8, 1, tokens);
     for (auto const mask : {uly::mask::causal, uly::mask::full})
         for (int r = 0; r < 8; ++r) {
-            auto const moves = plan_of({.heads = 32, .kv_heads = 8, .head_dim = dim, .mask = mask}, step, r);
+            auto const moves =
+                plan_of({.heads = 32, .kv_heads = 8, .head_dim = dim, .mask = mask}, step, r);
             auto const bytes = uly::forward_traffic(moves, width);
             CHECK(bytes.sent == at(tokens / 8 * 7 / 8 * (2 * 32 + 2 * 8) * dim * width));
             CHECK(bytes.received == bytes.sent);
@@ -376,7 +415,8 @@ TEST_CASE("plan: rebuilt for another layer it is that layer's") {
     // A head count must not survive from one plan to the next.
     uly::plan moves;
     auto const two = uly::sequence::split(2, 1, 10), four = uly::sequence::split(4, 1, 10);
-    uly::shape const a = uly::checked({.heads = 3, .head_dim = 4}), b = uly::checked({.heads = 12, .head_dim = 4});
+    uly::shape const a = uly::checked({.heads = 3, .head_dim = 4}),
+                     b = uly::checked({.heads = 12, .head_dim = 4});
     moves.rebuild(a, two, 2, 0, 1);
     moves.rebuild(b, four, 4, 0, 1);
     for (int r = 0; r < 4; ++r) {
@@ -420,11 +460,14 @@ TEST_CASE("plan: what no plan exists for is refused with its values") {
     };
     auto const two = uly::sequence::split(2, 1, 10);
     CHECK(message([&] { moves.rebuild(layer, two, 3, 0, 1); })
-              .starts_with("ulysses: plan: the sequence must name the group's ranks: sequence of 2 ranks, group of 3"));
-    CHECK(message([&] { moves.rebuild(layer, uly::sequence{}, 3, 0, 1); }).find("sequence of 0 ranks") !=
-          std::string::npos);
+              .starts_with("ulysses: plan: the sequence must name the group's ranks: sequence of 2 "
+                           "ranks, group of 3"));
+    CHECK(message([&] {
+              moves.rebuild(layer, uly::sequence{}, 3, 0, 1);
+          }).find("sequence of 0 ranks") != std::string::npos);
     std::vector<runs> const queries{{{0, 4}}, {{4, 4}}}, keys{{{0, 3}}, {{3, 2}}};
     auto const cross = uly::sequence::of(1, queries, keys);
     CHECK(message([&] { moves.rebuild(layer, cross, 2, 0, 1); })
-              .starts_with("ulysses: plan: a causal mask needs as many keys as queries: 8 queries, 5 keys"));
+              .starts_with(
+                  "ulysses: plan: a causal mask needs as many keys as queries: 8 queries, 5 keys"));
 }

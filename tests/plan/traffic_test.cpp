@@ -29,11 +29,13 @@ TEST_CASE("traffic: counted by hand on two ranks") {
     uly::shape layer{.heads = 2, .kv_heads = 1, .head_dim = 3, .value_dim = 5};
     auto const first = plan_of(layer, step, 0), second = plan_of(layer, step, 1);
     // Rank 0 sends q of 3 tokens, k and v of 3, and o of rank 1's 2 tokens.
-    CHECK(uly::forward_traffic(first, 4) == uly::traffic{4 * (3 * 3 + 3 * 8 + 2 * 5), 4 * (2 * 3 + 2 * 8 + 3 * 5)});
-    CHECK(uly::forward_traffic(second, 4) == uly::traffic{4 * (2 * 3 + 2 * 8 + 3 * 5), 4 * (3 * 3 + 3 * 8 + 2 * 5)});
+    CHECK(uly::forward_traffic(first, 4) ==
+          uly::traffic{4 * (3 * 3 + 3 * 8 + 2 * 5), 4 * (2 * 3 + 2 * 8 + 3 * 5)});
+    CHECK(uly::forward_traffic(second, 4) ==
+          uly::traffic{4 * (2 * 3 + 2 * 8 + 3 * 5), 4 * (3 * 3 + 3 * 8 + 2 * 5)});
     // Backward: dO of 3 tokens out, dq of 2 back; dk and dv of 2 in the accumulator's 4 bytes.
-    CHECK(uly::backward_traffic(first, 2, 4) == uly::traffic{2 * (3 * 5 + 2 * 3) + 4 * 2 * 8,
-                                                             2 * (2 * 5 + 3 * 3) + 4 * 3 * 8});
+    CHECK(uly::backward_traffic(first, 2, 4) ==
+          uly::traffic{2 * (3 * 5 + 2 * 3) + 4 * 2 * 8, 2 * (2 * 5 + 3 * 3) + 4 * 3 * 8});
 }
 
 TEST_CASE("traffic: what a context did not keep moves again") {
@@ -63,8 +65,9 @@ TEST_CASE("traffic: one rank moves nothing") {
 
 TEST_CASE("traffic: the closed form of known groups") {
     auto const form = [](int64_t heads, int64_t kv_heads, int ranks) {
-        return uly::closed_form_elements({.heads = heads, .kv_heads = kv_heads, .head_dim = 2, .value_dim = 1}, 3,
-                                         ranks * 10, ranks);
+        return uly::closed_form_elements(
+            {.heads = heads, .kv_heads = kv_heads, .head_dim = 2, .value_dim = 1}, 3, ranks * 10,
+            ranks);
     };
     // (P-1)/P * S * B * (Hq + copies of key-value heads) * (D + Dv)
     CHECK(form(32, 8, 8) == 7 * 10 * 3 * (32 + 8) * 3);

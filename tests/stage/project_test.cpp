@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <ulysses/core/space.hpp>
+#include <ulysses/space/host.hpp>
 #include <ulysses/stage/project_in.hpp>
 #include <ulysses/stage/project_out.hpp>
 
