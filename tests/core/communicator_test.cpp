@@ -62,6 +62,11 @@ TEST_CASE("throw_verdict: a disagreement names the first rank that differs from 
     plans[1].plan = 100;
     CHECK(verdict_text<uly::disagreement>(plans, 1).find("plan of rank 0 is 99, of rank 1 100") !=
           std::string::npos);
+    auto terms = agreeing(3);
+    terms[2].terms[static_cast<std::size_t>(uly::term::keep)] = 2;
+    CHECK(verdict_text<uly::disagreement>(terms, 2) ==
+          "ulysses: fence: every rank must pass the same keep: rank 0 has exchanged, rank 2 has "
+          "nothing");
     auto first = agreeing(3);  // rank 0 is the odd one: still said from rank 0
     first[0].plan = 1;
     CHECK(verdict_text<uly::disagreement>(first, 1).find("plan of rank 0 is 1, of rank 1 99") !=

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/fence.hpp>
 #include <ulysses/core/space.hpp>
 
 #include <algorithm>
@@ -16,49 +17,6 @@
 /// Communicators: one small concept per capability. A handle is cheap to copy, non-owning, and
 /// names one rank of one group; a stage requires only the capabilities that it calls.
 namespace ulysses::inline v0 {
-
-/// What a rank brings to a fence. Trivially copyable, the same size on every rank.
-struct fence_status {
-    std::uint64_t call = 0;  ///< how many pipeline calls this rank has begun on the group
-    std::uint64_t plan = 0;  ///< hash of the plan the call runs
-    errc code = errc::none;  ///< what went wrong on this rank before the fence
-    char text[492] = {};     ///< its message, zero-terminated, cut to fit
-
-    void fail(errc failure, std::string_view message) {
-        code = failure;
-        auto const length = std::min(message.size(), sizeof(text) - 1);
-        std::memcpy(text, message.data(), length);
-        text[length] = '\0';
-    }
-};
-
-/// The verdict every rank reaches from the statuses of all, in rank order: nothing when they agree,
-/// else the error of the lowest failing rank, or a disagreement naming the first rank that differs
-/// from rank 0. *Throws* the type that belongs to the error's code.
-inline void throw_verdict(std::span<fence_status const> statuses) {
-    for (std::size_t r = 0; r < statuses.size(); ++r)
-        if (statuses[r].code != errc::none)
-            throw_error(statuses[r].code, concat(statuses[r].text, " (rank ", r, ")"),
-                        static_cast<int>(r));
-    for (std::size_t r = 1; r < statuses.size(); ++r) {
-        auto const& mine = statuses[r];
-        auto const& first = statuses[0];
-        if (mine.call != first.call)
-            throw_error(
-                errc::disagreement,
-                concat("ulysses: fence: ranks must make the same calls in the same order: rank 0 "
-                       "is in call ",
-                       first.call, ", rank ", r, " in call ", mine.call),
-                static_cast<int>(r));
-        if (mine.plan != first.plan)
-            throw_error(
-                errc::disagreement,
-                concat("ulysses: fence: ranks must pass the same shape and sequence: plan of "
-                       "rank 0 is ",
-                       first.plan, ", of rank ", r, " ", mine.plan),
-                static_cast<int>(r));
-    }
-}
 
 /// Runs `body` and turns what it throws into a status for the next fence, so that the error leaves
 /// the call on every rank. Errors of the group itself (a failed or silent peer) pass through.

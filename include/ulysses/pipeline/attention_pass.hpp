@@ -22,9 +22,6 @@
 /// heads.
 namespace ulysses::inline v0 {
 
-/// Which call of the pipeline a pass serves; ranks must agree on it.
-enum class pass_kind : std::uint8_t { attend, attend_backward, forward, backward };
-
 template <class Comm, class Layout, class Attention, class Observer>
 class attention_pass {
    public:
@@ -211,8 +208,11 @@ class attention_pass {
     fence_status begin(plan const& moves, pass_kind kind, dtype type) {
         fence_status status;
         if (exchanging(moves)) status.call = ranks_.begin_call();
-        status.plan = moves.hash() ^ (static_cast<std::uint64_t>(kind) << 8) ^
-                      static_cast<std::uint64_t>(type);
+        status.plan = moves.hash();
+        status.terms = terms_of(moves);
+        status.terms[static_cast<std::size_t>(term::call)] = static_cast<std::int64_t>(kind);
+        status.terms[static_cast<std::size_t>(term::element_type)] =
+            static_cast<std::int64_t>(type);
         return status;
     }
 

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/fence.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/plan/line.hpp>
 #include <ulysses/plan/sequence.hpp>
@@ -104,6 +105,7 @@ class plan {
     std::int64_t own_keys() const { return own_keys_; }
     /// True when this rank's local tokens are the whole sequence in global order.
     bool holds_all_in_order() const { return holds_all_in_order_; }
+    std::int64_t row_multiple() const { return row_multiple_; }
     std::uint64_t hash() const { return hash_; }
 
     work_items const& items(int rank) const {
@@ -392,5 +394,24 @@ class plan {
     std::vector<int> users_;
     std::vector<std::int64_t> edges_;
 };
+
+/// What ranks must pass alike for their plans to fit; the call and its element type are the caller's.
+inline call_terms terms_of(plan const& moves) {
+    auto const& layer = moves.layer();
+    return {0,
+            0,
+            layer.heads,
+            layer.kv_heads,
+            layer.head_dim,
+            layer.value_dim,
+            static_cast<std::int64_t>(layer.mask),
+            static_cast<std::int64_t>(layer.assignment),
+            static_cast<std::int64_t>(layer.keep),
+            static_cast<std::int64_t>(layer.scale.bits),
+            moves.row_multiple(),
+            moves.batch(),
+            moves.queries(),
+            moves.keys()};
+}
 
 }  // namespace ulysses::inline v0

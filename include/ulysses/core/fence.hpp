@@ -1,0 +1,134 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/error.hpp>
+#include <ulysses/core/number.hpp>
+#include <ulysses/core/shape.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+
+/// What ranks tell each other at a fence, and the verdict that all of them reach from it. The record
+/// travels with the fence itself: agreeing costs no further collective call.
+namespace ulysses::inline v0 {
+
+/// The calls of a pipeline.
+enum class pass_kind : std::uint8_t { attend, attend_backward, forward, backward };
+
+constexpr std::string_view name(pass_kind kind) {
+    constexpr std::string_view names[] = {"attend", "attend_backward", "forward", "backward"};
+    return names[static_cast<std::size_t>(kind)];
+}
+
+/// What every rank must pass alike to one call.
+enum class term : std::uint8_t {
+    call,
+    element_type,
+    heads,
+    kv_heads,
+    head_dim,
+    value_dim,
+    mask,
+    assignment,
+    keep,
+    scale,
+    row_multiple,
+    batch,
+    queries,
+    keys,
+};
+inline constexpr std::size_t term_count = 14;
+
+constexpr std::string_view name(term which) {
+    constexpr std::string_view names[term_count] = {
+        "call",       "element type", "heads", "kv_heads",     "head_dim", "value_dim", "mask",
+        "assignment", "keep",         "scale", "row_multiple", "batch",    "queries",   "keys"};
+    return names[static_cast<std::size_t>(which)];
+}
+
+/// One number for each term; the bits of a double for the scale.
+using call_terms = std::array<std::int64_t, term_count>;
+
+/// A term's value as an error shows it.
+inline std::string text_of(term which, std::int64_t value) {
+    constexpr std::string_view masks[] = {"full", "causal"};
+    constexpr std::string_view assignments[] = {"balanced", "whole_heads"};
+    constexpr std::string_view keeps[] = {"exchanged", "local", "nothing"};
+    auto const index = static_cast<std::size_t>(value);
+    switch (which) {
+        case term::call: return std::string(name(static_cast<pass_kind>(value)));
+        case term::element_type: return std::string(name(static_cast<dtype>(value)));
+        case term::mask: return std::string(masks[index]);
+        case term::assignment: return std::string(assignments[index]);
+        case term::keep: return std::string(keeps[index]);
+        case term::scale: return concat(std::bit_cast<double>(value));
+        default: return concat(value);
+    }
+}
+
+/// What a rank brings to a fence. Trivially copyable, the same size on every rank.
+struct fence_status {
+    std::uint64_t call = 0;  ///< how many pipeline calls this rank has begun on the group
+    std::uint64_t plan = 0;  ///< hash of the plan the call runs
+    call_terms terms{};      ///< the parts of the call that have names
+    errc code = errc::none;  ///< what went wrong on this rank before the fence
+    char text[508] = {};     ///< its message, zero-terminated, cut to fit
+
+    void fail(errc failure, std::string_view message) {
+        code = failure;
+        auto const length = std::min(message.size(), sizeof(text) - 1);
+        std::memcpy(text, message.data(), length);
+        text[length] = '\0';
+    }
+};
+
+namespace detail {
+
+[[noreturn]] inline void throw_disagreement(std::size_t rank, std::string_view rule,
+                                            std::string_view values) {
+    throw_error(errc::disagreement, concat("ulysses: fence: ", rule, ": ", values),
+                static_cast<int>(rank));
+}
+
+/// Throws when `other`, of `rank`, is not in the same call as `first`, of rank 0.
+inline void expect_same_call(fence_status const& first, fence_status const& other,
+                             std::size_t rank) {
+    if (other.call != first.call)
+        throw_disagreement(
+            rank, "ranks must make the same calls in the same order",
+            concat("rank 0 is in call ", first.call, ", rank ", rank, " in call ", other.call));
+    for (std::size_t i = 0; i < term_count; ++i)
+        if (other.terms[i] != first.terms[i]) {
+            auto const which = static_cast<term>(i);
+            throw_disagreement(rank, concat("every rank must pass the same ", name(which)),
+                               concat("rank 0 has ", text_of(which, first.terms[i]), ", rank ",
+                                      rank, " has ", text_of(which, other.terms[i])));
+        }
+    if (other.plan != first.plan)
+        throw_disagreement(
+            rank, "every rank must pass the same token orders",
+            concat("plan of rank 0 is ", first.plan, ", of rank ", rank, " ", other.plan));
+}
+
+}  // namespace detail
+
+/// The verdict every rank reaches from the statuses of all, in rank order: nothing when they agree,
+/// else the error of the lowest failing rank, or a disagreement naming the first rank that differs
+/// from rank 0, the term and both values. *Throws* the type that belongs to the error's code.
+inline void throw_verdict(std::span<fence_status const> statuses) {
+    for (std::size_t r = 0; r < statuses.size(); ++r)
+        if (statuses[r].code != errc::none)
+            throw_error(statuses[r].code, concat(statuses[r].text, " (rank ", r, ")"),
+                        static_cast<int>(r));
+    for (std::size_t r = 1; r < statuses.size(); ++r)
+        detail::expect_same_call(statuses[0], statuses[r], r);
+}
+
+}  // namespace ulysses::inline v0
