@@ -9,6 +9,7 @@
 #include <ulysses/pipeline/attention_pass.hpp>
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/describe.hpp>
+#include <ulysses/pipeline/features.hpp>
 #include <ulysses/pipeline/operands.hpp>
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/projection/none.hpp>
@@ -69,23 +70,9 @@ class pipeline {
           pass_(std::move(ranks), std::move(attention)),
           projection_(std::move(projection)),
           observer_(std::move(seen)) {
-        if constexpr (detail::is_fixed_shape<Shape>) {
-            static_assert(detail::broken_rule(Shape::value).empty(),
-                          "ulysses: a fixed shape must have heads and head_dim of at least 1, and "
-                          "kv_heads that "
-                          "divide heads.");
-            constexpr auto fixed_layer = detail::completed(Shape::value);
-            constexpr attention_features has = Attention::features;
-            static_assert(has.causal || fixed_layer.mask != mask::causal,
-                          "ulysses: the attention functor has no causal mask.");
-            static_assert(has.full || fixed_layer.mask != mask::full,
-                          "ulysses: the attention functor has no full (bidirectional) attention.");
-            static_assert(has.grouped || fixed_layer.kv_heads == fixed_layer.heads,
-                          "ulysses: the attention functor has no grouped key-value heads.");
-            static_assert(has.value_dim || fixed_layer.value_dim == fixed_layer.head_dim,
-                          "ulysses: the attention functor has no value_dim other than head_dim.");
-        }
-        check_features(at);
+        if constexpr (detail::is_fixed_shape<Shape>)
+            static_assert(fixed_shape_fits<Shape, Attention>());
+        check_features<Attention>(layer_, pass_.ranks().size(), at);
     }
 
     Comm const& ranks() const { return pass_.ranks(); }
@@ -342,21 +329,6 @@ class pipeline {
     }
     template <class... X>
     using operand_type = typename decltype(operand_type_of<X...>())::type;
-
-    void check_features(where at) const {
-        constexpr attention_features has = Attention::features;
-        auto const need = [&](bool asked, bool present, std::string_view feature) {
-            if (asked && !present)
-                raise(errc::unsupported, at, "pipeline",
-                      "the attention functor lacks a feature the layer asks for", feature);
-        };
-        need(layer_.mask == mask::causal, has.causal, "causal");
-        need(layer_.mask == mask::full, has.full, "full");
-        need(layer_.kv_heads != layer_.heads, has.grouped, "grouped");
-        need(layer_.value_dim != layer_.head_dim, has.value_dim, "value_dim");
-        need(layer_.assignment == assignment::balanced && layer_.heads % ranks().size() != 0,
-             has.row_range, "row_range (or use assignment::whole_heads)");
-    }
 
     auto queue() const { return queue_of(ranks()); }
 

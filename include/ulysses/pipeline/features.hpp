@@ -1,0 +1,50 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/attention.hpp>
+#include <ulysses/core/error.hpp>
+#include <ulysses/core/shape.hpp>
+
+#include <string_view>
+
+/// Does the attention functor have what the layer asks for: at compile time for a fixed shape, at
+/// construction for any.
+namespace ulysses::inline v0 {
+
+/// One sentence for each rule that a fixed shape breaks and each feature that the functor lacks.
+template <class Shape, class Attention>
+consteval bool fixed_shape_fits() {
+    static_assert(detail::broken_rule(Shape::value).empty(),
+                  "ulysses: a fixed shape must have heads and head_dim of at least 1, and kv_heads "
+                  "that divide heads.");
+    constexpr auto layer = detail::completed(Shape::value);
+    constexpr attention_features has = Attention::features;
+    static_assert(has.causal || layer.mask != mask::causal,
+                  "ulysses: the attention functor has no causal mask.");
+    static_assert(has.full || layer.mask != mask::full,
+                  "ulysses: the attention functor has no full (bidirectional) attention.");
+    static_assert(has.grouped || layer.kv_heads == layer.heads,
+                  "ulysses: the attention functor has no grouped key-value heads.");
+    static_assert(has.value_dim || layer.value_dim == layer.head_dim,
+                  "ulysses: the attention functor has no value_dim other than head_dim.");
+    return true;
+}
+
+/// *Throws* `unsupported` naming the feature that a completed shape asks of a functor without it.
+template <class Attention>
+void check_features(shape const& layer, int ranks, where at) {
+    constexpr attention_features has = Attention::features;
+    auto const need = [&](bool asked, bool present, std::string_view feature) {
+        if (asked && !present)
+            raise(errc::unsupported, at, "pipeline",
+                  "the attention functor lacks a feature the layer asks for", feature);
+    };
+    need(layer.mask == mask::causal, has.causal, "causal");
+    need(layer.mask == mask::full, has.full, "full");
+    need(layer.kv_heads != layer.heads, has.grouped, "grouped");
+    need(layer.value_dim != layer.head_dim, has.value_dim, "value_dim");
+    need(layer.assignment == assignment::balanced && layer.heads % ranks != 0, has.row_range,
+         "row_range (or use assignment::whole_heads)");
+}
+
+}  // namespace ulysses::inline v0
