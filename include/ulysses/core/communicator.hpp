@@ -51,6 +51,7 @@ void guarded(fence_status& status, Body&& body) {
 ///    after it. Every rank leaves it with the verdict of all statuses (`throw_verdict`).
 /// 3. `begin_call()` counts calls on this rank of the group and returns the new count.
 /// 4. A handle may be copied; copies on one rank name the same group and share its call count.
+/// 5. A handle may have a member `queue()`, see `queue_of`.
 template <class C>
 concept communicator = std::copyable<C> && requires(C const& ranks, fence_status const& status) {
     typename C::space_type;
