@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-/// Blocked attention against the BLAS's own product of large square matrices, one thread, causal, heads
-/// one after the other in memory.
+/// Blocked attention against the BLAS's own product of large square matrices, one thread, causal,
+/// heads one after the other in memory.
 ///
-/// Operations counted are the useful ones: a causal head has S * S / 2 pairs of query and key; forward
-/// is two products of 2 * pairs * D operations, backward five. The softmax counts nothing.
+/// Operations counted are the useful ones: a causal head has S * S / 2 pairs of query and key;
+/// forward is two products of 2 * pairs * D operations, backward five. The softmax counts nothing.
 namespace ulysses_bench {
 
 namespace {

@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-/// Measuring two things against each other on a machine that is busy with others: rounds that run each
-/// once in turn, and the median of each.
+/// Measuring two things against each other on a machine that is busy with others: rounds that run
+/// each once in turn, and the median of each.
 namespace ulysses_bench {
 
 /// One line of the table.

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-/// Steps 3 and 5 at two ranks: q, k and v to heads and o back to tokens, through a pipeline whose attention
-/// does nothing, against memcpy of as many bytes by the same threads and against the usual way: pack for
-/// each peer, copy, unpack.
+/// Steps 3 and 5 at two ranks: q, k and v to heads and o back to tokens, through a pipeline whose
+/// attention does nothing, against memcpy of as many bytes by the same threads and against the
+/// usual way: pack for each peer, copy, unpack.
 namespace ulysses_bench {
 
 namespace {

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-/// The six steps, forward, at two ranks: against one rank, and against their products and attention alone,
-/// on as many threads, over operands that already lie where each wants them.
+/// The six steps, forward, at two ranks: against one rank, and against their products and attention
+/// alone, on as many threads, over operands that already lie where each wants them.
 namespace ulysses_bench {
 
 namespace {

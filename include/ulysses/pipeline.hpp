@@ -34,10 +34,10 @@ namespace ulysses::inline v0 {
 ///
 /// Step 1, giving each rank its tokens, is the caller's (see `shard`). With sequence-local operands
 /// every call is collective: all ranks make the same calls in the same order, with the same shape
-/// and step; with head-local ones nothing moves and an error stays on its rank. A wrong operand, a call out of order or an exception in a functor
-/// on one rank leaves the call on every rank with the same error, and the group stays usable; only
-/// what follows a call's last fence, a projection's part of it, fails on its rank alone. A steady
-/// state allocates nothing.
+/// and step; with head-local ones nothing moves and an error stays on its rank. A wrong operand, a
+/// call out of order or an exception in a functor on one rank leaves the call on every rank with
+/// the same error, and the group stays usable; only what follows a call's last fence, a
+/// projection's part of it, fails on its rank alone. A steady state allocates nothing.
 ///
 /// *Template parameters*: who (communicator), how the operands lie (layout policy), what runs on
 /// the heads (attention functor), steps 2 and 6 (projection), who watches (observer), `shape` or

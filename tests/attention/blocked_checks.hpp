@@ -53,7 +53,8 @@ void compare_with_reference() {
     }
 }
 
-/// Rows [begin, end) alone, over the keys they see or some more, have the bits they have in the whole.
+/// Rows [begin, end) alone, over the keys they see or some more, have the bits they have in the
+/// whole.
 template <class Attention, class T>
 void compare_cuts(std::vector<int64_t> const& cuts, ulysses::mask mask) {
     auto const tokens = cuts.back();

@@ -163,8 +163,8 @@ problem<To> converted(problem<From> const& from) {
     return to;
 }
 
-/// Rows [begin, begin + rows) and keys [0, held) of a whole problem as an item of their own, in another
-/// layout.
+/// Rows [begin, begin + rows) and keys [0, held) of a whole problem as an item of their own, in
+/// another layout.
 template <class T>
 problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, int64_t held,
                    order layout) {
@@ -234,7 +234,8 @@ std::vector<double> probabilities(problem<T> const& p, int64_t b, int64_t row, i
     return e;
 }
 
-/// What rounding may do to a result, from the element type and the lengths of the sums; operands lie in
+/// What rounding may do to a result, from the element type and the lengths of the sums; operands
+/// lie in
 /// [-1, 1]. u is the unit roundoff of the accumulator, w that of the element.
 struct bounds {
     double o, lse, dq, dk, dv;

@@ -70,7 +70,8 @@ report report_of(Body const& body) {
     return {};
 }
 
-/// Runs `body` on every rank, which must all throw alike, and then checks that the group still works.
+/// Runs `body` on every rank, which must all throw alike, and then checks that the group still
+/// works.
 template <class Body>
 report same_error(int ranks, Body const& body) {
     std::vector<report> reports(at(ranks));

@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-// Each concept holds for the smallest type that has what its documentation lists, and fails for each
-// type that lacks one of those things.
+// Each concept holds for the smallest type that has what its documentation lists, and fails for
+// each type that lacks one of those things.
 
 namespace uly = ulysses;
 namespace a = archetypes;

@@ -42,8 +42,8 @@ double value_of(std::uint16_t bits) {
     return sign * std::ldexp(1.0 + fraction, static_cast<int>(exponent) - f::bias);
 }
 
-/// `value` rounded to the format, to nearest, ties to even: in double, where every step is exact but
-/// the one that rounds.
+/// `value` rounded to the format, to nearest, ties to even: in double, where every step is exact
+/// but the one that rounds.
 template <class T>
 double rounded(float value) {
     using f = format<T>;
@@ -92,8 +92,9 @@ TEST_CASE_TEMPLATE("number: all 65536 patterns have the format's value and come 
 }
 
 TEST_CASE_TEMPLATE("number: rounds to nearest even between any two neighbours", T, half, bf16) {
-    // The floats at, just below and just above the middle of each pair of neighbours, and those next
-    // to each representable value; subnormals, the step to infinity and both signs are among them.
+    // The floats at, just below and just above the middle of each pair of neighbours, and those
+    // next to each representable value; subnormals, the step to infinity and both signs are among
+    // them.
     for (std::uint32_t pattern = 0; pattern < 65536; ++pattern) {
         T number;
         number.bits = static_cast<std::uint16_t>(pattern);

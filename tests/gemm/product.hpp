@@ -91,8 +91,8 @@ product<T> random_product(std::mt19937_64& random, int64_t m, int64_t n, int64_t
     return p;
 }
 
-/// Largest |C - formula|, over the bound (k + 3) * unit roundoff * (sum of magnitudes); infinite when
-/// something outside C changed.
+/// Largest |C - formula|, over the bound (k + 3) * unit roundoff * (sum of magnitudes); infinite
+/// when something outside C changed.
 template <class T, class Gemm>
 double error_over_bound(product<T> const& p, Gemm const& gemm) {
     auto out = p.c;

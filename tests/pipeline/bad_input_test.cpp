@@ -487,8 +487,8 @@ TEST_CASE(
         for (bool const warm : {false, true}) {
             CAPTURE(static_cast<int>(what));
             CAPTURE(warm);
-            // Until the first fence tells, ranks of different plans write the same bytes of an inbox.
-            // Nobody reads them, but it is a race, and reported as one.
+            // Until the first fence tells, ranks of different plans write the same bytes of an
+            // inbox. Nobody reads them, but it is a race, and reported as one.
             if (under_thread_sanitizer && warm && (what == fault::step || what == fault::type))
                 continue;
             results<double> whole(p);

@@ -75,8 +75,8 @@ std::string fault_of(problem const& p) {
     if (cuts.cut(0) != uly::line_cut{0, 0}) return "the first cut is not the start of the line";
     if (cuts.cut(p.ranks) != uly::line_cut{p.layer.heads, 0}) return "the last cut is not its end";
     if (p.layer.assignment == uly::assignment::balanced) {
-        // By the definition: the first row whose preceding weight reaches r/P of the total, then up to
-        // the grid, and past a head's end to the next one.
+        // By the definition: the first row whose preceding weight reaches r/P of the total, then up
+        // to the grid, and past a head's end to the next one.
         int64_t head = 0, row = 0, preceding = 0;
         for (int r = 1; r < p.ranks; ++r) {
             while (preceding * p.ranks < r * total) {
@@ -176,7 +176,8 @@ TEST_CASE("line: whole_heads shares") {
 }
 
 TEST_CASE("line: long sequences and many ranks stay in range") {
-    // The longest sequence and 4096 ranks: cuts are exact integers, so neighbours' work stays level.
+    // The longest sequence and 4096 ranks: cuts are exact integers, so neighbours' work stays
+    // level.
     auto const tokens = (int64_t{1} << 31) - 1;
     for (auto const mask : {uly::mask::causal, uly::mask::full}) {
         uly::line const cuts({.heads = 5, .kv_heads = 5, .mask = mask}, tokens, tokens, 4096, 1);

@@ -321,8 +321,8 @@ class plan_player {
             ++closed_forms;
         } else if (layer.mask == uly::mask::full && layer.assignment == uly::assignment::balanced &&
                    p_->row_multiple == 1) {
-            // With cut heads a rank's own share of the query rows depends on where its tokens lie; that
-            // of the keys does not.
+            // With cut heads a rank's own share of the query rows depends on where its tokens lie;
+            // that of the keys does not.
             auto const copies = layer.kv_heads + ranks_ - std::gcd(layer.kv_heads, int64_t{ranks_});
             auto const closed = queries_ / ranks_ * (ranks_ - 1) * batch() * copies;
             if (keys != closed) return broken(keys, " key rows move, closed form ", closed);

@@ -22,8 +22,8 @@ uly::plan plan_of(uly::shape const& layer, uly::sequence const& step, int rank) 
 }  // namespace
 
 TEST_CASE("traffic: counted by hand on two ranks") {
-    // Two heads, one key-value head, D = 3, Dv = 5; rank 0 holds 3 tokens, rank 1 holds 2. Each computes
-    // one head and needs the key-value head.
+    // Two heads, one key-value head, D = 3, Dv = 5; rank 0 holds 3 tokens, rank 1 holds 2. Each
+    // computes one head and needs the key-value head.
     std::vector<runs> const orders{{{0, 3}}, {{3, 2}}};
     auto const step = uly::sequence::of(1, orders);
     uly::shape layer{.heads = 2, .kv_heads = 1, .head_dim = 3, .value_dim = 5};

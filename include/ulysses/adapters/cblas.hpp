@@ -22,8 +22,9 @@ namespace detail {
 #if defined(OPENBLAS_VERSION)
 using blas_integer = blasint;
 
-/// One BLAS thread per rank: ranks that share one pool of BLAS threads queue on it, and a row's bits
-/// would depend on how the pool splits a call. Done once in a process, by whichever rank calls first.
+/// One BLAS thread per rank: ranks that share one pool of BLAS threads queue on it, and a row's
+/// bits would depend on how the pool splits a call. Done once in a process, by whichever rank calls
+/// first.
 inline void use_one_blas_thread() {
     static bool const done = [] {
         openblas_set_num_threads(1);
@@ -60,8 +61,8 @@ inline blas_integer blas_stride(std::int64_t stride, std::int64_t rows, std::int
 /// sgemm and dgemm. The bits of a row depend on the number of rows in the call.
 ///
 /// *Thread safety*: the BLAS's; OpenBLAS is set to one thread per calling thread at the first call.
-/// *Throws* `unsupported` when a size does not fit the BLAS's integer, `invalid_tensor` when a stride
-/// is shorter than a row.
+/// *Throws* `unsupported` when a size does not fit the BLAS's integer, `invalid_tensor` when a
+/// stride is shorter than a row.
 struct cblas {
     using space_type = host_space;
     static constexpr bool rows_independent = false;

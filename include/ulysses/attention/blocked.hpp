@@ -23,22 +23,23 @@
 ///
 ///     ulysses::blocked_attention attention{ulysses::cblas{}};
 ///
-/// *Source*: Dao, "FlashAttention-2" (2023), on a CPU's terms: a tile of queries goes through the keys it
-/// sees, every product is a call of the GEMM.
+/// *Source*: Dao, "FlashAttention-2" (2023), on a CPU's terms: a tile of queries goes through the
+/// keys it sees, every product is a call of the GEMM.
 ///
-/// Which bits a row gets. Tiles lie on a grid from global row 0 and global key 0, and the shape of every
-/// product depends on grid coordinates alone, not on the rows or keys that a work item holds: keys that
-/// the tile sees and the item does not hold are zero rows with probability 0. A partly owned tile of
-/// queries is computed whole as well, its missing rows zero, unless the GEMM's rows are independent.
-/// So o, lse and dq have the same bits however rows are dealt out; dk and dv when a head's rows stay
-/// together.
+/// Which bits a row gets. Tiles lie on a grid from global row 0 and global key 0, and the shape of
+/// every product depends on grid coordinates alone, not on the rows or keys that a work item holds:
+/// keys that the tile sees and the item does not hold are zero rows with probability 0. A partly
+/// owned tile of queries is computed whole as well, its missing rows zero, unless the GEMM's rows
+/// are independent. So o, lse and dq have the same bits however rows are dealt out; dk and dv when
+/// a head's rows stay together.
 namespace ulysses::inline v0 {
 
 /// Ordinary attention over any host GEMM. For float and double, views whose rows of one head do not
 /// overlap are read in place; 16-bit elements are converted tile by tile.
 ///
-/// *Complexity*: the useful products plus half a tile of keys per causal query row; workspace of a few
-/// tiles, whatever the sequence. *Throws* `invalid_tensor` and `invalid_call` before anything is written.
+/// *Complexity*: the useful products plus half a tile of keys per causal query row; workspace of a
+/// few tiles, whatever the sequence. *Throws* `invalid_tensor` and `invalid_call` before anything
+/// is written.
 template <class Gemm>
 class blocked_attention {
    public:
@@ -238,8 +239,8 @@ class blocked_attention {
         }
     }
 
-    /// S and dP [R, C] -> P and dS -> dV += P^T dO, dK += dS^T Q, dQ += dS K, over the keys that the
-    /// tile sees.
+    /// S and dP [R, C] -> P and dS -> dV += P^T dO, dK += dS^T Q, dQ += dS K, over the keys that
+    /// the tile sees.
     template <class T, class A>
     void backward_tile(attention_call const& call, detail::row_tile const& tile, std::int64_t b,
                        std::int64_t h, attention_backward_views<T> const& views,

@@ -34,8 +34,8 @@ constexpr bool has_contiguous_rows(View const& view) {
     return view.strides[3] == 1 || view.extents[3] <= 1;
 }
 
-/// *Throws* `invalid_tensor` unless extents agree and [key_begin, key_begin + keys) holds all that the
-/// rows see; `invalid_call` when the workspace is smaller than `needed` bytes.
+/// *Throws* `invalid_tensor` unless extents agree and [key_begin, key_begin + keys) holds all that
+/// the rows see; `invalid_call` when the workspace is smaller than `needed` bytes.
 template <class Q, class K, class V, class O, class L>
 void check_attention(attention_call const& call, Q const& q, K const& k, V const& v, O const& o,
                      L const& lse, std::size_t needed) {
@@ -74,8 +74,8 @@ void check_attention(attention_call const& call, Q const& q, K const& k, V const
               call.workspace.size(), ", ", needed);
 }
 
-/// *Throws* `invalid_tensor` unless gradients have the extents of what they are gradients of, and rows of
-/// dk and dv that a product can add to.
+/// *Throws* `invalid_tensor` unless gradients have the extents of what they are gradients of, and
+/// rows of dk and dv that a product can add to.
 template <class T>
 void check_gradients(attention_backward_views<T> const& views) {
     auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;

@@ -13,7 +13,8 @@
 #include <cstdint>
 #include <limits>
 
-/// Attention by its formula, in double whatever the element type: what the others are tested against.
+/// Attention by its formula, in double whatever the element type: what the others are tested
+/// against.
 namespace ulysses::inline v0 {
 
 namespace detail {
@@ -50,10 +51,11 @@ double softmax_row(attention_call const& call, T const* q, head_view<T const> co
 
 }  // namespace detail
 
-/// Plain attention; every loop is the formula's. Backward forms the softmax again in double and uses
-/// neither o nor lse.
+/// Plain attention; every loop is the formula's. Backward forms the softmax again in double and
+/// uses neither o nor lse.
 ///
-/// *Complexity*: the formula's operations, about one at a time; workspace of O(rows + keys) doubles.
+/// *Complexity*: the formula's operations, about one at a time; workspace of O(rows + keys)
+/// doubles.
 struct reference_attention {
     using space_type = host_space;
     static constexpr attention_features features{

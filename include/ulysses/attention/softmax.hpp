@@ -13,20 +13,20 @@
 /// The arithmetic between the products of blocked attention, one row of a tile at a time.
 ///
 /// Scores arrive as base-2 exponents (log2(e) is folded into the product's factor). A row's
-/// instructions depend on nothing but its own values and on how many keys it sees: rows are padded with
-/// -inf to a whole number of steps, whose probability is exactly 0, and functions over rows are
-/// never inlined, so that no two rows can be compiled differently.
+/// instructions depend on nothing but its own values and on how many keys it sees: rows are padded
+/// with -inf to a whole number of steps, whose probability is exactly 0, and functions over rows
+/// are never inlined, so that no two rows can be compiled differently.
 namespace ulysses::inline v0::detail {
 
 /// Rows are worked on in steps of this many elements; a row's buffer is a multiple of it.
 template <class T>
 inline constexpr std::int64_t softmax_step = 4 * static_cast<std::int64_t>(lanes<T>);
 
-/// 2^t for t <= 0: a polynomial on [-1/2, 1/2], scaled by adding to the exponent's bits. 2^0 is exactly
-/// 1; below the smallest normal number, and for -inf, exactly 0. NaN stays NaN.
+/// 2^t for t <= 0: a polynomial on [-1/2, 1/2], scaled by adding to the exponent's bits. 2^0 is
+/// exactly 1; below the smallest normal number, and for -inf, exactly 0. NaN stays NaN.
 ///
-/// float: minimax polynomial of degree 5, relative error under 2e-7. double: Taylor's of degree 13, under
-/// 4e-16.
+/// float: minimax polynomial of degree 5, relative error under 2e-7. double: Taylor's of degree 13,
+/// under 4e-16.
 template <class T>
 [[gnu::always_inline]] inline pack<T> exp2_pack(pack<T> const& t) {
     using bits = pack_bits<T>;
@@ -74,8 +74,8 @@ template <class T>
     return lane[0];
 }
 
-/// Masks the keys a row does not see: the rest of the last step -inf, what follows it 0, up to `count`.
-/// Returns the number of elements in whole steps.
+/// Masks the keys a row does not see: the rest of the last step -inf, what follows it 0, up to
+/// `count`. Returns the number of elements in whole steps.
 template <class T>
 std::int64_t mask_row(T* scores, std::int64_t seen, std::int64_t count) {
     constexpr auto step = softmax_step<T>;
@@ -85,8 +85,9 @@ std::int64_t mask_row(T* scores, std::int64_t seen, std::int64_t count) {
     return padded;
 }
 
-/// Masks a row of exponents and returns the largest of them and `before`. Rows are passed through this a
-/// few at a time, ahead of `softmax_row_step`, so that one row's reduction overlaps with another's work.
+/// Masks a row of exponents and returns the largest of them and `before`. Rows are passed through
+/// this a few at a time, ahead of `softmax_row_step`, so that one row's reduction overlaps with
+/// another's work.
 template <class T>
 [[gnu::noinline]] ULYSSES_WIDE_VECTORS T softmax_row_largest(T* scores, std::int64_t seen,
                                                              std::int64_t count, T before) {
@@ -104,10 +105,11 @@ template <class T>
     return std::max(before, largest_lane<T>(high[0] > high[2] ? high[0] : high[2]));
 }
 
-/// Turns a masked row of exponents into probabilities relative to `now`, the largest so far, and adds them
-/// to `sums`, [lanes] parts of the denominator. What was summed relative to `before`, the parts and the
-/// `dim` elements of `out`, is brought to `now`; `first`: nothing was. `next` is a row to have in cache soon.
-/// *Source*: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+/// Turns a masked row of exponents into probabilities relative to `now`, the largest so far, and
+/// adds them to `sums`, [lanes] parts of the denominator. What was summed relative to `before`, the
+/// parts and the `dim` elements of `out`, is brought to `now`; `first`: nothing was. `next` is a
+/// row to have in cache soon. *Source*: Milakov and Gimelshein, "Online normalizer calculation for
+/// softmax" (2018).
 template <class T>
 [[gnu::noinline]] ULYSSES_WIDE_VECTORS void
 softmax_row_step(T* scores, T const* next, std::int64_t seen, bool first, T before, T now, T* sums,
@@ -137,7 +139,8 @@ softmax_row_step(T* scores, T const* next, std::int64_t seen, bool first, T befo
     store_pack(sums, sum);
 }
 
-/// Backward of a row: scores become p = 2^(score - lse), `dp` becomes ds = p * (dp - delta). `lse` is base 2.
+/// Backward of a row: scores become p = 2^(score - lse), `dp` becomes ds = p * (dp - delta). `lse`
+/// is base 2.
 template <class T>
 [[gnu::noinline]] ULYSSES_WIDE_VECTORS void
 softmax_row_backward(T* scores, T* dp, std::int64_t seen, std::int64_t count, T lse, T delta) {

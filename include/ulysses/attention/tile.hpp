@@ -12,9 +12,9 @@
 
 /// The grid of blocked attention, and reading and writing the rows of its tiles.
 ///
-/// Queries lie in tiles from global row 0, keys in tiles from global key 0. Where the mask's edge runs
-/// through a tile of keys, the tile of queries falls into bands, each with as many keys as its last row
-/// sees. All of it follows from global coordinates, nothing from what an item holds.
+/// Queries lie in tiles from global row 0, keys in tiles from global key 0. Where the mask's edge
+/// runs through a tile of keys, the tile of queries falls into bands, each with as many keys as its
+/// last row sees. All of it follows from global coordinates, nothing from what an item holds.
 namespace ulysses::inline v0::detail {
 
 /// Sizes of the grid.
@@ -51,8 +51,8 @@ constexpr row_tile tile_at(attention_call const& call, attention_grid const& gri
     return {begin, end, row, std::min(end, item_end), visible_keys(call, end - 1)};
 }
 
-/// Calls `body(band)` for the bands of `tile` that see keys of the tile of keys at `key` and hold rows of
-/// the item. `trimmed`: bands are cut to the item's rows.
+/// Calls `body(band)` for the bands of `tile` that see keys of the tile of keys at `key` and hold
+/// rows of the item. `trimmed`: bands are cut to the item's rows.
 template <class Body>
 void for_each_band(attention_call const& call, attention_grid const& grid, row_tile const& tile,
                    std::int64_t key, bool trimmed, Body&& body) {
@@ -77,8 +77,9 @@ constexpr std::int64_t visible_keys(attention_call const& call, std::int64_t row
     return std::clamp<std::int64_t>(visible_keys(call, row) - key, 0, count);
 }
 
-/// The view's rows of global indices [from, to) as an operand: in place if it can be, else copied to
-/// `buffer`. `begin` is the global index of the view's first row; rows outside the view are zero.
+/// The view's rows of global indices [from, to) as an operand: in place if it can be, else copied
+/// to `buffer`. `begin` is the global index of the view's first row; rows outside the view are
+/// zero.
 template <class A, class T>
 gemm_operand<A> tile_operand(head_view<T const> const& view, std::int64_t b, std::int64_t head,
                              std::int64_t begin, std::int64_t from, std::int64_t to, A* buffer) {

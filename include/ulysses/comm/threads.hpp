@@ -80,15 +80,16 @@ struct group_state {
             if (auto const part = weak.lock()) part->barrier.fail(code, text, rank);
     }
 
-    /// Waits in a failed group until nobody reads what a rank has shown: its caller may free it now.
+    /// Waits in a failed group until nobody reads what a rank has shown: its caller may free it
+    /// now.
     void await_readers() const {
         if (!barrier.failed()) return;
         for (auto const& s : slots)
             while (s.reading) std::this_thread::yield();
     }
 
-    /// Lets failures of this group reach one that was split from it or from its parts: directly, for
-    /// a group in between may be gone by then.
+    /// Lets failures of this group reach one that was split from it or from its parts: directly,
+    /// for a group in between may be gone by then.
     void adopt(std::shared_ptr<group_state> const& descendant) {
         std::lock_guard lock(descendants_mutex);
         std::erase_if(descendants, [](auto const& weak) { return weak.expired(); });
@@ -298,8 +299,8 @@ class communicator {
         wait();
     }
 
-    /// This rank's offer for the call that begins. None in a group that has failed: its barrier holds
-    /// nobody back, so that a slow rank may still be reading either of the two.
+    /// This rank's offer for the call that begins. None in a group that has failed: its barrier
+    /// holds nobody back, so that a slow rank may still be reading either of the two.
     offer& next_offer(detail::collective call) const {
         group_->barrier.expect_intact();
         auto& slot = mine();

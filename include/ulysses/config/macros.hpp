@@ -1,8 +1,8 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
-/// The few macros the library needs. Each starts with ULYSSES_ and can be defined by the user before
-/// the first include.
+/// The few macros the library needs. Each starts with ULYSSES_ and can be defined by the user
+/// before the first include.
 
 /// Marks functions that also run in device code.
 #if !defined(ULYSSES_HD)
@@ -13,7 +13,8 @@
 #endif
 #endif
 
-/// 1 when the translation unit is built with exceptions, else 0 (errors then call the error handler).
+/// 1 when the translation unit is built with exceptions, else 0 (errors then call the error
+/// handler).
 #if !defined(ULYSSES_EXCEPTIONS)
 #if defined(__cpp_exceptions)
 #define ULYSSES_EXCEPTIONS 1

@@ -63,8 +63,8 @@ concept communicator = std::copyable<C> && requires(C const& ranks, fence_status
     ranks.fence(status);
 };
 
-/// The queue that a pipeline's calls over this handle are ordered on: the handle's `queue()` where it
-/// has one, else the space's own.
+/// The queue that a pipeline's calls over this handle are ordered on: the handle's `queue()` where
+/// it has one, else the space's own.
 template <communicator C>
 typename C::space_type::queue queue_of(C const& ranks) {
     if constexpr (requires { ranks.queue(); })

@@ -15,8 +15,8 @@
 #include <string>
 #include <string_view>
 
-/// What ranks tell each other at a fence, and the verdict that all of them reach from it. The record
-/// travels with the fence itself: agreeing costs no further collective call.
+/// What ranks tell each other at a fence, and the verdict that all of them reach from it. The
+/// record travels with the fence itself: agreeing costs no further collective call.
 namespace ulysses::inline v0 {
 
 /// The calls of a pipeline.

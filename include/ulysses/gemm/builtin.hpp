@@ -16,10 +16,10 @@
 ///
 ///     ulysses::builtin_gemm{}(ulysses::gemm_call<float>{.m = m, .n = n, .k = k, ...});
 ///
-/// An element of C is one chain of multiply-adds over k in ascending order, starting from beta * C. Its
-/// bits depend on nothing else: not on m or n, nor on where k is cut into blocks, and products of
-/// zeros at the end of k leave them as they are. Operands are read in the loop order of Goto and van de
-/// Geijn (2008), with A read in place because the blocks are small.
+/// An element of C is one chain of multiply-adds over k in ascending order, starting from beta * C.
+/// Its bits depend on nothing else: not on m or n, nor on where k is cut into blocks, and products
+/// of zeros at the end of k leave them as they are. Operands are read in the loop order of Goto and
+/// van de Geijn (2008), with A read in place because the blocks are small.
 namespace ulysses::inline v0 {
 
 namespace detail {
@@ -42,8 +42,8 @@ struct gemm_rows {
     std::int64_t step;
 };
 
-/// C tile = beta * C tile + A rows * B panel over `depth`; `fresh`: C is not read. Never inlined: all
-/// tiles must run the same instructions.
+/// C tile = beta * C tile + A rows * B panel over `depth`; `fresh`: C is not read. Never inlined:
+/// all tiles must run the same instructions.
 template <class T>
 [[gnu::noinline]] ULYSSES_WIDE_VECTORS void multiply_tile(std::int64_t depth, gemm_rows<T> const& a,
                                                           T const* b, T* c, std::int64_t c_stride,
@@ -98,8 +98,8 @@ void pack_panels(gemm_operand<T> const& b, T const* data, std::int64_t k0, std::
     }
 }
 
-/// The `count` rows of op(A) from `m0` on, over [k0, k0 + depth). Rows past the last repeat it; their
-/// products are computed and dropped. A transposed A is copied to `buffer` as [depth][rows].
+/// The `count` rows of op(A) from `m0` on, over [k0, k0 + depth). Rows past the last repeat it;
+/// their products are computed and dropped. A transposed A is copied to `buffer` as [depth][rows].
 template <class T>
 gemm_rows<T> rows_of(gemm_operand<T> const& a, T const* data, std::int64_t m0, std::int64_t count,
                      std::int64_t k0, std::int64_t depth, T* buffer) {
@@ -163,7 +163,8 @@ void multiply(gemm_call<T> const& call, T const* a, T const* b, T* c) {
 
 /// The built-in product, a `gemm_for` float and double on the host.
 ///
-/// *Thread safety*: stateless; 160 KiB of the calling thread's stack. *Complexity*: 2 m n k operations.
+/// *Thread safety*: stateless; 160 KiB of the calling thread's stack. *Complexity*: 2 m n k
+/// operations.
 struct builtin_gemm {
     using space_type = host_space;
     static constexpr bool rows_independent =

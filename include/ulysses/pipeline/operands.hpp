@@ -11,7 +11,8 @@
 #include <type_traits>
 #include <utility>
 
-/// The operands of one call on one rank: what the plan expects of them, and the checks before anything moves.
+/// The operands of one call on one rank: what the plan expects of them, and the checks before
+/// anything moves.
 namespace ulysses::inline v0 {
 
 /// A rank's operands of one pass, as the layout policy lays them.

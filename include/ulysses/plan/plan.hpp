@@ -356,7 +356,8 @@ class plan {
     std::vector<std::int64_t> edges_;
 };
 
-/// What ranks must pass alike for their plans to fit; the call and its element type are the caller's.
+/// What ranks must pass alike for their plans to fit; the call and its element type are the
+/// caller's.
 inline call_terms terms_of(plan const& moves) {
     auto const& layer = moves.layer();
     return {0,
