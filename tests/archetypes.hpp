@@ -126,11 +126,13 @@ struct reaching_communicator : communicator {
         return std::make_shared<std::vector<std::byte>>(bytes);
     }
     window_type shared_window(uly::arena, std::size_t bytes) const { return make_window(bytes); }
+    std::size_t shared_window_bytes(uly::arena) const { return 0; }
     std::byte* address(window_type const& window, int) const { return window->data(); }
 };
 struct reaching_without_window_type : communicator {
     std::byte* make_window(std::size_t) const;
     std::byte* shared_window(uly::arena, std::size_t) const;
+    std::size_t shared_window_bytes(uly::arena) const;
     std::byte* address(std::byte* const&, int) const;
 };
 struct reaching_with_unique_window : reaching_communicator {

@@ -84,7 +84,8 @@ class model {
     /// What the library holds beside: the pipeline's scratch and the windows that all its calls
     /// share.
     std::size_t workspace_bytes() const {
-        return attention_.scratch_bytes() + attention_.ranks().shared_window_bytes();
+        return attention_.scratch_bytes() + attention_.ranks().shared_window_bytes(ulysses::arena::inbox) +
+               attention_.ranks().shared_window_bytes(ulysses::arena::outbox);
     }
 
    private:

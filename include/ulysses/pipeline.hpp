@@ -72,6 +72,9 @@ class pipeline {
           observer_(std::move(seen)) {
         if constexpr (detail::is_fixed_shape<Shape>)
             static_assert(fixed_shape_fits<Shape, Attention>());
+        if (pass_.ranks().size() < 1)
+            raise(errc::invalid_call, at, "pipeline", "a communicator must name a group",
+                  "its size is ", pass_.ranks().size());
         check_features<Attention>(layer_, pass_.ranks().size(), at);
     }
 
@@ -109,6 +112,7 @@ class pipeline {
     void attend_backward(sequence const& step, context_type& saved, DO const& dout, DQ const& dq,
                          DK const& dk, DV const& dv, where at = where::here()) {
         using T = operand_type<DO, DQ, DK, DV>;
+        static_assert(mutable_outputs<DQ, DK, DV>());
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
         auto const& moves = planned_by_all(step, at);
@@ -135,6 +139,7 @@ class pipeline {
                          V const& v, O const& o, DO const& dout, DQ const& dq, DK const& dk,
                          DV const& dv, where at = where::here()) {
         using T = operand_type<Q, K, V, O, DO, DQ, DK, DV>;
+        static_assert(mutable_outputs<DQ, DK, DV>());
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
         auto const& moves = planned_by_all(step, at);
@@ -178,6 +183,7 @@ class pipeline {
                   DY const& dy, DX const& dx, Gradients const& gradients,
                   where at = where::here()) {
         using T = operand_type<X, DY, DX>;
+        static_assert(mutable_outputs<DX>());
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
         static_assert(std::is_same_v<Layout, sequence_local>,
@@ -324,11 +330,23 @@ class pipeline {
         static_assert((... && std::is_same_v<first, std::remove_cv_t<element_of_t<X>>>),
                       "ulysses: the operands of one call must have one element type.");
         static_assert((... && same_space<space_type, space_of_t<X>>()));
+        static_assert(
+            (... && has_layout_or_none<X, Layout>),
+            "ulysses: a view that names a layout policy must name the pipeline's own: give a "
+            "sequence_local pipeline token_views, a head_local one head_views.");
         static_assert(attention_for<Attention, first> || explain_attention<Attention, first>());
         return std::type_identity<first>{};
     }
     template <class... X>
     using operand_type = typename decltype(operand_type_of<X...>())::type;
+
+    template <class... X>
+    static consteval bool mutable_outputs() {
+        static_assert(
+            (... && !std::is_const_v<element_of_t<X>>),
+            "ulysses: the elements of an output (o, y, dq, dk, dv, dx) must not be const.");
+        return true;
+    }
 
     auto queue() const { return queue_of(ranks()); }
 
@@ -341,6 +359,7 @@ class pipeline {
     void attend_with(sequence const& step, context_type* saved, Q const& q, K const& k, V const& v,
                      O const& o, where at) {
         using T = operand_type<Q, K, V, O>;
+        static_assert(mutable_outputs<O>());
         auto const& moves = planned_by_all(step, at);
         pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
             take_inputs(local, moves, "attend", q, k, v, at);
@@ -357,6 +376,7 @@ class pipeline {
     void forward_with(sequence const& step, context_type* saved, X const& x, Weights const& weights,
                       Y const& y, where at) {
         using T = operand_type<X, Y>;
+        static_assert(mutable_outputs<Y>());
         static_assert(std::is_same_v<Layout, sequence_local>,
                       "ulysses: a projection accepts sequence_local views only; head_local "
                       "pipelines have `attend`.");

@@ -15,3 +15,5 @@
 #include <ulysses/projection/dense.hpp>
 #include <ulysses/space/host.hpp>
 #include <ulysses/stage/shard.hpp>
+
+#undef ULYSSES_WIDE_VECTORS

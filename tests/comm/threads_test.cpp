@@ -713,6 +713,37 @@ TEST_CASE("threads: a window that one rank has no memory for is out_of_memory on
 }
 #endif
 
+TEST_CASE("threads: a rank whose body returns releases those that still wait for it") {
+    CHECK_THROWS_WITH_AS(uly::threads::run(3,
+                                           [](group g) {
+                                               g.fence({});
+                                               if (g.rank() != 1) g.fence({});
+                                           }),
+                         "ulysses: fence: a rank left the group: rank 1: it has finished",
+                         uly::peer_failed);
+}
+
+TEST_CASE("threads: ranks that return at different times after their last call are well") {
+    for (int round = 0; round < 100; ++round)
+        uly::threads::run(3, [&](group g) {
+            double x[] = {1.0};
+            g.all_reduce(std::span<double>(x), uly::reduction::sum);
+            auto const half = g.split(g.rank() % 2, 0);
+            if (g.rank() == 1) return;
+            half.fence({});
+            half.fence({});
+        });
+}
+
+TEST_CASE("threads: all_reduce compares operation and type") {
+    auto const seen = same_error(2, [](group g) {
+        double x[] = {1.0};
+        g.all_reduce(std::span<double>(x),
+                     g.rank() == 0 ? uly::reduction::sum : uly::reduction::max);
+    });
+    CHECK(seen.code == errc::disagreement);
+}
+
 // all together ------------------------------------------------------------------------------------
 
 TEST_CASE("threads: 100 rounds of calls in random order with random delays") {

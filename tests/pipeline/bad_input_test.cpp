@@ -561,6 +561,7 @@ TEST_CASE("bad input: ranks out of step in calls get the same error") {
         if (c.rank() == 1) static_cast<void>(c.begin_call());  // a call that rank 0 did not make
         seen[static_cast<std::size_t>(c.rank())] =
             outcome_of([&] { layer.attend(step, local.q, local.k, local.v, local.o); });
+        layer.attend(step, local.q, local.k, local.v, local.o);  // in step again
     });
     for (auto const& each : seen) {
         CHECK(each.code == uly::errc::disagreement);

@@ -365,3 +365,71 @@ TEST_CASE("contexts: the caller's tensors are free after a forward that keeps it
         CHECK(same_bits(whole.dv, right.dv));
     }
 }
+
+TEST_CASE("contexts: ranks that use different contexts in one call get the same disagreement") {
+    auto const p = make_problem<double>(1, with(uly::keep::exchanged), 1, 12);
+    auto const seen = same_on_all(2, [&](communicator c, std::vector<outcome>& outcomes) {
+        auto layer = layer_on(c, p.layer);
+        auto const step = uly::sequence::split(2, 1, 12);
+        local_problem<double> local(p, step, c.rank());
+        auto one = layer.make_context(), other = layer.make_context();
+        for (auto* saved : {&one, &other}) {
+            forward(layer, step, *saved, local);
+            saved->discard();
+        }
+        layer.attend(step, local.q, local.k, local.v, local.o);
+        auto& mine = c.rank() == 0 ? one : other;
+        outcomes.push_back(outcome_of([&] { forward(layer, step, mine, local); }));
+        outcomes.push_back(outcome_of([&] {
+            if (c.rank() == 0)
+                layer.attend(step, local.q, local.k, local.v, local.o);
+            else
+                forward(layer, step, other, local);
+        }));
+        forward(layer, step, one, local);
+    });
+    for (auto const& each : seen) {
+        CHECK(each.code == uly::errc::disagreement);
+        CHECK(each.text.starts_with("ulysses: fence: every rank must pass the same context"));
+    }
+}
+
+TEST_CASE("contexts: a pipeline made anew on one rank fits the others") {
+    auto const p = make_problem<double>(1, with(uly::keep::exchanged), 1, 12);
+    auto const right = compute<uly::reference_attention>(p, equal_shares(12, 2));
+    results<double> whole(p);
+    uly::threads::run(2, [&](communicator c) {
+        auto const step = uly::sequence::split(2, 1, 12);
+        local_problem<double> local(p, step, c.rank());
+        auto layer = layer_on(c, p.layer);
+        layer.attend(step, local.q, local.k, local.v, local.o);
+        if (c.rank() == 0) layer = layer_on(c, p.layer);
+        auto saved = layer.make_context();
+        layer.attend(step, local.q, local.k, local.v, local.o);
+        forward(layer, step, saved, local);
+        attend_backward(layer, step, saved, local);
+        local.put_back_into(whole, step, c.rank());
+    });
+    CHECK(same_bits(whole.o, right.o));
+    CHECK(same_bits(whole.dq, right.dq));
+}
+
+TEST_CASE("contexts: one of another group is refused, moved ones go on") {
+    auto const p = make_problem<double>(1, with(uly::keep::exchanged), 1, 12);
+    auto const seen = same_on_all(2, [&](communicator c, std::vector<outcome>& outcomes) {
+        auto const step = uly::sequence::split(2, 1, 12);
+        local_problem<double> local(p, step, c.rank());
+        auto layer = layer_on(c, p.layer), elsewhere = layer_on(c.split(0, c.rank()), p.layer);
+        auto saved = layer.make_context();
+        forward(layer, step, saved, local);
+        outcomes.push_back(outcome_of([&] { attend_backward(elsewhere, step, saved, local); }));
+        auto moved = std::move(saved);
+        CHECK(moved.filled());
+        CHECK(!saved.filled());
+        attend_backward(layer, step, moved, local);
+        outcomes.push_back(outcome_of([&] { forward(elsewhere, step, moved, local); }));
+        forward(layer, step, saved, local);
+    });
+    for (auto const& each : seen)
+        check_error(each, "a context belongs to the group of its first call");
+}

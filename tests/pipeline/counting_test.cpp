@@ -42,6 +42,9 @@ class counting_ranks {
     window_type shared_window(uly::arena which, std::size_t bytes) const {
         return ranks_.shared_window(which, bytes);
     }
+    std::size_t shared_window_bytes(uly::arena which) const {
+        return ranks_.shared_window_bytes(which);
+    }
     std::byte* address(window_type const& window, int rank) const {
         return ranks_.address(window, rank);
     }

@@ -37,6 +37,7 @@ namespace ulysses::inline v0 {
 /// Ordinary attention over any host GEMM. For float and double, views whose rows of one head do not
 /// overlap are read in place; 16-bit elements are converted tile by tile.
 ///
+/// Operands are taken to be finite: a masked key has probability 0, and 0 times infinity is NaN.
 /// *Complexity*: the useful products plus half a tile of keys per causal query row; workspace of a
 /// few tiles, whatever the sequence. *Throws* `invalid_tensor` and `invalid_call` before anything
 /// is written.

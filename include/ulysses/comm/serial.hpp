@@ -26,6 +26,9 @@ class serial {
 
     serial() : state_(std::make_shared<state>()) {}
 
+    /// True for copies of one handle.
+    friend bool operator==(serial const& a, serial const& b) { return a.state_ == b.state_; }
+
     int rank() const noexcept { return 0; }
     int size() const noexcept { return 1; }
     std::uint64_t begin_call() const { return ++state_->calls; }
@@ -38,6 +41,9 @@ class serial {
         auto& window = state_->shared[static_cast<std::size_t>(which)];
         if (window.bytes < bytes) window = make_window(bytes);
         return window;
+    }
+    std::size_t shared_window_bytes(arena which) const {
+        return state_->shared[static_cast<std::size_t>(which)].bytes;
     }
     std::byte* address(window_type const& window, int) const { return window.memory.get(); }
 

@@ -3,6 +3,7 @@
 
 #include <ulysses/core/communicator.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -61,7 +62,9 @@ class breakable_barrier {
             relax();
         }
         std::unique_lock lock(mutex_);
-        auto const until = std::chrono::steady_clock::now() + options_.deadline;
+        auto const until =
+            std::chrono::steady_clock::now() +
+            std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24 * 365));
         auto const ready = [&] { return passed(phase) || failed_.load(std::memory_order_acquire); };
         // Still under the lock, so that a barrier that completes just now is not failed.
         if (!released_.wait_until(lock, until, ready))

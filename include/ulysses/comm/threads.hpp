@@ -129,6 +129,9 @@ class communicator {
     communicator(std::shared_ptr<detail::group_state> group, int rank)
         : group_(std::move(group)), rank_(rank), size_(static_cast<int>(group_->slots.size())) {}
 
+    /// True for handles to the same rank of the same group.
+    friend bool operator==(communicator const&, communicator const&) = default;
+
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
     std::uint64_t begin_call() const { return ++mine().calls; }
@@ -139,20 +142,27 @@ class communicator {
         auto& mine_now = next_offer(detail::collective::fence);
         mine_now.status = status;
         meet();
-        auto& seen = mine().seen;
-        for (int r = 0; r < size_; ++r) seen[static_cast<std::size_t>(r)] = shown(r).status;
-        throw_verdict(seen);
+        auto& slot = mine();
+        for (int r = 0; r < size_; ++r) {
+            slot.seen[static_cast<std::size_t>(r)] = shown(r).status;
+            slot.calls = std::max(slot.calls, shown(r).status.call);
+        }
+        throw_verdict(slot.seen);
     }
 
     window_type make_window(std::size_t bytes) const {
         group_->barrier.expect_intact();
         auto& slot = mine();
         fence_status status;
-        guarded(status, [&] { slot.memory = ulysses::detail::host_window_part(bytes); });
+        std::shared_ptr<detail::window_parts> parts;
+        guarded(status, [&] {
+            slot.memory = ulysses::detail::host_window_part(bytes);
+            parts = std::make_shared<detail::window_parts>();
+            parts->memory.resize(static_cast<std::size_t>(size_));
+        });
         publish(detail::collective::make_window, {static_cast<std::byte*>(nullptr), bytes}, 0,
                 status);
-        auto parts = std::make_shared<detail::window_parts>();
-        for (int r = 0; r < size_; ++r) parts->memory.push_back(at(r).memory);
+        for (int r = 0; r < size_; ++r) parts->memory[static_cast<std::size_t>(r)] = at(r).memory;
         parts->bytes = bytes;
         wait();
         slot.memory.reset();
@@ -169,11 +179,10 @@ class communicator {
         return window->memory[static_cast<std::size_t>(rank)].get();
     }
 
-    /// Bytes of this rank's part of the group's shared windows, as large as any call has needed.
-    std::size_t shared_window_bytes() const {
-        std::size_t sum = 0;
-        for (auto const& window : mine().shared) sum += window ? window->bytes : 0;
-        return sum;
+    /// Bytes of this rank's part of a shared window, as large as any call has needed.
+    std::size_t shared_window_bytes(arena which) const {
+        auto const& window = mine().shared[static_cast<std::size_t>(which)];
+        return window ? window->bytes : 0;
     }
 
     /// Lets go of the group's shared windows on this rank.
@@ -186,7 +195,11 @@ class communicator {
         requires std::is_arithmetic_v<T>
     void all_reduce(std::span<T> values, reduction op) const {
         exposure const until_read{*group_};
-        publish(detail::collective::all_reduce, std::as_writable_bytes(values));
+        // Equal sizes are not enough: ranks must mean the same operation on the same kind of number.
+        constexpr auto kind =
+            static_cast<int>(sizeof(T)) * 4 + std::is_floating_point_v<T> * 2 + std::is_signed_v<T>;
+        publish(detail::collective::all_reduce, std::as_writable_bytes(values),
+                kind * 4 + static_cast<int>(op));
         // Rank r reduces the r-th chunk of every rank into its own; then all copy the chunks.
         auto const ranks = static_cast<std::size_t>(size_);
         auto const chunk = [&](std::size_t r) { return values.size() * r / ranks; };
@@ -270,6 +283,15 @@ class communicator {
         group_->fail(errc::peer_failed,
                      concat("ulysses: fence: a rank left the group: rank ", rank_, ": ", text),
                      rank_);
+    }
+
+    /// This rank makes no further collective call on the group: a rank that still does gets
+    /// `peer_failed` at once. Groups split from it are left alone. `run` does it when a body returns.
+    void finish() const {
+        group_->barrier.fail(
+            errc::peer_failed,
+            concat("ulysses: fence: a rank left the group: rank ", rank_, ": it has finished"),
+            rank_);
     }
 
    private:
@@ -412,6 +434,7 @@ void run(int ranks, Body&& body, options const& given = {}) {
         };
         try {
             body(handle);
+            handle.finish();
         } catch (std::exception const& e) {
             failed(e.what());
         } catch (...) {
@@ -419,6 +442,7 @@ void run(int ranks, Body&& body, options const& given = {}) {
         }
 #else
         body(handle);
+        handle.finish();
 #endif
     };
     {

@@ -4,6 +4,10 @@
 /// The few macros the library needs. Each starts with ULYSSES_ and can be defined by the user
 /// before the first include.
 
+#if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 201709L
+#error "ulysses needs C++20: compile with -std=c++20"
+#endif
+
 /// Marks functions that also run in device code.
 #if !defined(ULYSSES_HD)
 #if defined(__CUDACC__)

@@ -19,15 +19,16 @@
 namespace ulysses::inline v0 {
 
 /// Runs `body` and turns what it throws into a status for the next fence, so that the error leaves
-/// the call on every rank. Errors of the group itself (a failed or silent peer) pass through.
+/// the call on every rank. No collective call of the same group is made in it.
 template <class Body>
 void guarded(fence_status& status, Body&& body) {
 #if ULYSSES_EXCEPTIONS
     try {
         body();
     } catch (error const& e) {
-        if (e.code() == errc::peer_failed || e.code() == errc::timed_out) throw;
-        status.fail(e.code(), e.what());
+        // What failed is another group of the body's own, not this one.
+        auto const foreign = e.code() == errc::peer_failed || e.code() == errc::timed_out;
+        status.fail(foreign ? errc::functor_failed : e.code(), e.what());
     } catch (std::bad_alloc const&) {
         status.fail(errc::out_of_memory, "ulysses: memory: an allocation failed: std::bad_alloc");
     } catch (std::exception const& e) {
@@ -49,7 +50,8 @@ void guarded(fence_status& status, Body&& body) {
 /// 1. `rank()` in 0 .. size() - 1 and `size()` are cached and noexcept.
 /// 2. `fence(status)` is collective. Memory written by a rank before it is visible to every rank
 ///    after it. Every rank leaves it with the verdict of all statuses (`throw_verdict`).
-/// 3. `begin_call()` counts calls on this rank of the group and returns the new count.
+/// 3. `begin_call()` counts calls on this rank of the group and returns the new count. A fence brings
+///    it to the largest count of any rank, so that ranks that fell out of step can go on.
 /// 4. A handle may be copied; copies on one rank name the same group and share its call count.
 /// 5. A handle may have a member `queue()`, see `queue_of`.
 template <class C>
@@ -85,6 +87,7 @@ enum class arena : std::uint8_t { inbox, outbox };
 ///    its handle or closed the group.
 /// 2. `shared_window(which, bytes)` is the group's own window of that kind, grown collectively
 ///    (equal `bytes` on every rank) when it is smaller. All pipelines on the group use it in turn.
+///    `shared_window_bytes(which)` is its size, 0 before the first.
 /// 3. `address(window, rank)` is where `rank`'s part lies for the caller, or null where it cannot
 ///    reach it.
 template <class C>
@@ -93,6 +96,7 @@ concept reaches_memory = communicator<C> &&
     requires std::copyable<typename C::window_type>;
     { ranks.make_window(bytes) } -> std::same_as<typename C::window_type>;
     { ranks.shared_window(arena::inbox, bytes) } -> std::same_as<typename C::window_type>;
+    { ranks.shared_window_bytes(arena::inbox) } -> std::same_as<std::size_t>;
     { ranks.address(window, 0) } -> std::same_as<std::byte*>;
 };
 

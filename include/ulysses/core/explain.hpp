@@ -64,6 +64,12 @@ consteval bool explain_reach() {
         "member "
         "`window_type shared_window(arena, std::size_t bytes)`.");
     static_assert(
+        requires(C const& c) {
+            { c.shared_window_bytes(arena::inbox) } -> std::same_as<std::size_t>;
+        },
+        "ulysses: a communicator whose ranks reach each other's memory must have a member "
+        "`std::size_t shared_window_bytes(arena)`.");
+    static_assert(
         requires(C const& c, typename C::window_type const& w) {
             { c.address(w, 0) } -> std::same_as<std::byte*>;
         },

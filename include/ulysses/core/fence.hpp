@@ -43,13 +43,30 @@ enum class term : std::uint8_t {
     batch,
     queries,
     keys,
+    fence,   ///< which fence of the call: 0 before windows grow, 1 the first, 2 the second
+    inbox,   ///< window that peers write: 0 the group's, else the call that made the context's
+    outbox,  ///< window that peers read, likewise
 };
-inline constexpr std::size_t term_count = 14;
+inline constexpr std::size_t term_count = 17;
 
 constexpr std::string_view name(term which) {
-    constexpr std::string_view names[term_count] = {
-        "call",       "element type", "heads", "kv_heads",     "head_dim", "value_dim", "mask",
-        "assignment", "keep",         "scale", "row_multiple", "batch",    "queries",   "keys"};
+    constexpr std::string_view names[term_count] = {"call",
+                                                    "element type",
+                                                    "heads",
+                                                    "kv_heads",
+                                                    "head_dim",
+                                                    "value_dim",
+                                                    "mask",
+                                                    "assignment",
+                                                    "keep",
+                                                    "scale",
+                                                    "row_multiple",
+                                                    "batch",
+                                                    "queries",
+                                                    "keys",
+                                                    "fence",
+                                                    "context (its inbox)",
+                                                    "context (its outbox)"};
     return names[static_cast<std::size_t>(which)];
 }
 
@@ -79,10 +96,10 @@ struct fence_status {
     std::uint64_t plan = 0;  ///< hash of the plan the call runs
     call_terms terms{};      ///< the parts of the call that have names
     errc code = errc::none;  ///< what went wrong on this rank before the fence
-    char text[508] = {};     ///< its message, zero-terminated, cut to fit
+    char text[484] = {};     ///< its message, zero-terminated, cut to fit
 
     void fail(errc failure, std::string_view message) {
-        code = failure;
+        code = failure == errc::none ? errc::functor_failed : failure;
         auto const length = std::min(message.size(), sizeof(text) - 1);
         std::memcpy(text, message.data(), length);
         text[length] = '\0';

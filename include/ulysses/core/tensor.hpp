@@ -106,8 +106,20 @@ raw_tensor<T> with_extents(T* data, Extents const& extents) {
 
 template <class Raw, class Strides>
 void set_strides(Raw& raw, Strides const& strides) {
+    if constexpr (requires { strides.size(); })
+        if (static_cast<std::size_t>(strides.size()) < raw.rank)
+            raise(errc::invalid_tensor, {}, "tensor", "a tensor has a stride for each of its axes",
+                  strides.size(), " strides, ", raw.rank, " axes");
     for (std::size_t i = 0; i < raw.rank && i < 4; ++i)
         raw.strides[i] = static_cast<std::int64_t>(strides[i]);
+}
+
+/// Gives axes of one element, whose strides frameworks leave arbitrary, those of a packed tensor.
+template <class View>
+void settle_strides(View& view) {
+    auto const packed = packed_strides(view.extents);
+    for (std::size_t axis = 0; axis < 4; ++axis)
+        if (view.extents[axis] <= 1 && view.strides[axis] != 0) view.strides[axis] = packed[axis];
 }
 
 template <class X>
@@ -169,6 +181,12 @@ constexpr auto space_of() {
 template <class X>
 using space_of_t = typename decltype(detail::space_of<X>())::type;
 
+/// False for a view of another layout policy than `Layout`; foreign tensors name none.
+template <class X, class Layout>
+inline constexpr bool has_layout_or_none = true;
+template <class T, class Own, class Layout>
+inline constexpr bool has_layout_or_none<tensor_view<T, Own>, Layout> = std::same_as<Own, Layout>;
+
 /// The view of a per-head operand [B, S, H, D], or [S, H, D] with a batch of one, in the axis order
 /// of its type. `name` is what an error calls it. *Throws* `invalid_tensor` when it has another
 /// number of axes.
@@ -190,6 +208,7 @@ tensor_view<element_of_t<X>, Layout> view_of_heads(X const& x, std::string_view 
         view.extents[axis] = place[axis] == 4 ? 1 : raw.extents[place[axis]];
         view.strides[axis] = place[axis] == 4 ? 0 : raw.strides[place[axis]];
     }
+    detail::settle_strides(view);
     return view;
 }
 
@@ -218,6 +237,7 @@ tensor_view<element_of_t<X>, Layout> view_of_tokens(X const& x, std::string_view
                     raw.extents[dim]};
     view.strides = {raw.rank == 2 ? 0 : raw.strides[batch], raw.strides[token], 0,
                     raw.strides[dim]};
+    detail::settle_strides(view);
     return view;
 }
 

@@ -64,13 +64,14 @@ class attention_pass {
                  Prepare const& prepare) {
         auto const whole = kind == pass_kind::forward;
         auto const policy = moves.layer().keep;
-        auto const places = forward_regions::of<T>(moves);
+        forward_regions places;
         auto const own_window = saved != nullptr && policy == keep::exchanged;
         moving_.begin(seen);
         auto status = begin(moves, kind, dtype_of<T>);
         // Before windows grow: what a filled context holds must survive a refused call.
         guarded(status, [&] {
-            if (saved != nullptr) saved->expect_empty(at);
+            places = forward_regions::of<T>(moves);
+            if (saved != nullptr) saved->expect_empty(ranks_, at);
         });
         auto const memory = open(moves, status, own_window ? saved : nullptr, places.inbox_bytes,
                                  places.outbox_bytes);
@@ -88,7 +89,7 @@ class attention_pass {
                 to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
             moving_.move(queue());
         });
-        publish(moves, status);
+        publish(moves, status, 1);
         guarded(status, [&] {
             if (exchanging(moves)) {
                 seen.end(step_id::to_heads);
@@ -105,16 +106,18 @@ class attention_pass {
             seen.end(step_id::attend);
             // What is kept must not depend on the caller's tensors.
             if (!exchanging(moves) && own_window && !whole) keep_copies<T>(*saved, local);
-        });
-        publish(moves, status);
-        if (exchanging(moves)) {
-            seen.begin(step_id::to_tokens);
             if constexpr (std::is_same_v<Layout, sequence_local>)
-                to_tokens(moving_, moves, outbox, places.o, local.o);
+                if (exchanging(moves)) {
+                    seen.begin(step_id::to_tokens);
+                    to_tokens(moving_, moves, outbox, places.o, local.o);
+                }
+        });
+        publish(moves, status, 2);
+        if (exchanging(moves)) {
             moving_.move(queue());
             seen.end(step_id::to_tokens);
         }
-        if (saved != nullptr) saved->fill(moves.hash(), dtype_of<T>, whole);
+        if (saved != nullptr) saved->fill(filling<T>(moves, whole), ranks_);
     }
 
     /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them
@@ -124,11 +127,15 @@ class attention_pass {
                   Prepare const& prepare) {
         auto const whole = kind == pass_kind::backward;
         auto const policy = moves.layer().keep;
-        auto const places = backward_regions::of<T>(moves);
-        auto const kept = forward_regions::of<T>(moves);
+        backward_regions places;
+        forward_regions kept;
         moving_.begin(seen);
         auto status = begin(moves, kind, dtype_of<T>);
-        guarded(status, [&] { saved.expect_filled(moves.hash(), dtype_of<T>, whole, at); });
+        guarded(status, [&] {
+            places = backward_regions::of<T>(moves);
+            kept = forward_regions::of<T>(moves);
+            saved.expect_filled(filling<T>(moves, whole), ranks_, at);
+        });
         auto const memory = open(moves, status, nullptr, places.inbox_bytes, places.outbox_bytes);
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         // A context filled by this plan holds its windows: nothing grows here.
@@ -153,7 +160,7 @@ class attention_pass {
             }
             moving_.move(queue());
         });
-        publish(moves, status);
+        publish(moves, status, 1);
         guarded(status, [&] {
             if (exchanging(moves)) {
                 seen.end(step_id::to_tokens);
@@ -183,15 +190,16 @@ class attention_pass {
                 ulysses::attend(attention_, moves, operands, workspace(), queue());
             ulysses::attend_backward(attention_, moves, operands, workspace(), queue());
             seen.end(step_id::attend);
+            if constexpr (std::is_same_v<Layout, sequence_local>)
+                if (exchanging(moves)) {
+                    seen.begin(step_id::to_heads);
+                    to_heads_backward(moving_, moves, outbox, places, local.dq, local.dk, local.dv);
+                    if (policy == keep::nothing && local.o.data != nullptr)
+                        to_tokens(moving_, moves, outbox, places.o, local.o);
+                }
         });
-        publish(moves, status);
+        publish(moves, status, 2);
         if (exchanging(moves)) {
-            seen.begin(step_id::to_heads);
-            if constexpr (std::is_same_v<Layout, sequence_local>) {
-                to_heads_backward(moving_, moves, outbox, places, local.dq, local.dk, local.dv);
-                if (policy == keep::nothing && local.o.data != nullptr)
-                    to_tokens(moving_, moves, outbox, places.o, local.o);
-            }
             moving_.move(queue());
             moving_.template add<T, accumulator_t<T>>(queue());
             seen.end(step_id::to_heads);
@@ -205,14 +213,22 @@ class attention_pass {
     using queue_type = typename space_type::queue;
     queue_type queue() const { return queue_of(ranks_); }
 
+    static void set(fence_status& status, term which, std::int64_t value) {
+        status.terms[static_cast<std::size_t>(which)] = value;
+    }
+
+    template <class T>
+    static context_filling filling(plan const& moves, bool whole) {
+        return {moves.hash(), dtype_of<T>, whole, Layout::name};
+    }
+
     fence_status begin(plan const& moves, pass_kind kind, dtype type) {
         fence_status status;
         if (exchanging(moves)) status.call = ranks_.begin_call();
         status.plan = moves.hash();
         status.terms = terms_of(moves);
-        status.terms[static_cast<std::size_t>(term::call)] = static_cast<std::int64_t>(kind);
-        status.terms[static_cast<std::size_t>(term::element_type)] =
-            static_cast<std::int64_t>(type);
+        set(status, term::call, static_cast<std::int64_t>(kind));
+        set(status, term::element_type, static_cast<std::int64_t>(type));
         return status;
     }
 
@@ -222,21 +238,23 @@ class attention_pass {
 
     /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
     /// make sure that all are in the same call and none has failed.
-    windows open(plan const& moves, fence_status const& status, context_type* saved,
+    windows open(plan const& moves, fence_status& status, context_type* saved,
                  std::size_t inbox_bytes, std::size_t outbox_bytes) {
         if (!exchanging(moves)) return {};
-        auto const grows = saved != nullptr ? saved->grows(inbox_bytes, outbox_bytes)
-                                            : shared_inbox_bytes_ < inbox_bytes ||
-                                                  shared_outbox_bytes_ < outbox_bytes;
+        auto const grows = saved != nullptr
+                               ? saved->grows(inbox_bytes, outbox_bytes)
+                               : ranks_.shared_window_bytes(arena::inbox) < inbox_bytes ||
+                                     ranks_.shared_window_bytes(arena::outbox) < outbox_bytes;
         if (grows) ranks_.fence(status);
         if (status.code != errc::none) return {};
-        if (saved != nullptr)
-            return {saved->inbox(ranks_, inbox_bytes), saved->outbox(ranks_, outbox_bytes)};
-        windows shared{ranks_.shared_window(arena::inbox, inbox_bytes),
-                       ranks_.shared_window(arena::outbox, outbox_bytes)};
-        shared_inbox_bytes_ = std::max(shared_inbox_bytes_, inbox_bytes);
-        shared_outbox_bytes_ = std::max(shared_outbox_bytes_, outbox_bytes);
-        return shared;
+        if (saved == nullptr)
+            return {ranks_.shared_window(arena::inbox, inbox_bytes),
+                    ranks_.shared_window(arena::outbox, outbox_bytes)};
+        windows own{saved->inbox(ranks_, inbox_bytes, status.call),
+                    saved->outbox(ranks_, outbox_bytes, status.call)};
+        set(status, term::inbox, saved->inbox_number());
+        set(status, term::outbox, saved->outbox_number());
+        return own;
     }
 
     /// `guarded`, unless the call has failed already.
@@ -245,7 +263,9 @@ class attention_pass {
         if (status.code == errc::none) guarded(status, body);
     }
 
-    void publish(plan const& moves, fence_status const& status) {
+    /// The call's first or second fence.
+    void publish(plan const& moves, fence_status& status, std::int64_t which) {
+        set(status, term::fence, which);
         if (exchanging(moves))
             moving_.publish(status);
         else if (status.code != errc::none)
@@ -372,7 +392,6 @@ class attention_pass {
     [[no_unique_address]] Attention attention_;
     exchange<Comm, Observer> moving_;
     buffer<space_type> workspace_, lse_, o_, dk_, dv_;
-    std::size_t shared_inbox_bytes_ = 0, shared_outbox_bytes_ = 0;  ///< that the ranks agreed on
 };
 
 }  // namespace ulysses::inline v0

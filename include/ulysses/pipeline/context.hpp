@@ -7,11 +7,22 @@
 #include <ulysses/core/number.hpp>
 #include <ulysses/exchange/regions.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 namespace ulysses::inline v0 {
+
+/// What a forward call leaves in a context, and its backward call must fit.
+struct context_filling {
+    std::uint64_t plan = 0;     ///< hash of the plan
+    dtype type = dtype::none;   ///< of the operands
+    bool whole = false;         ///< six steps, not steps 3 to 5 alone
+    std::string_view layout{};  ///< name of the layout policy
+};
 
 /// What one layer's backward needs of its forward. Made by `pipeline::make_context`, one per layer
 /// and micro-batch in flight; filled by a forward call, consumed by the backward call, then reused.
@@ -22,6 +33,25 @@ class context {
    public:
     using space_type = typename Comm::space_type;
 
+    context() = default;
+    context(context&& other) noexcept { swap(other); }
+    context& operator=(context&& other) noexcept {
+        swap(other);
+        return *this;
+    }
+    void swap(context& other) noexcept {
+        std::swap(q, other.q);
+        std::swap(k, other.k);
+        std::swap(v, other.v);
+        std::swap(o, other.o);
+        std::swap(lse, other.lse);
+        std::swap(inbox_, other.inbox_);
+        std::swap(outbox_, other.outbox_);
+        std::swap(ranks_, other.ranks_);
+        std::swap(filled_, other.filled_);
+        std::swap(filling_, other.filling_);
+    }
+
     /// True between a forward call and its backward.
     bool filled() const { return filled_; }
 
@@ -30,8 +60,8 @@ class context {
 
     /// Bytes this context holds on this rank.
     std::size_t bytes() const {
-        return (inbox_ ? inbox_bytes_ : 0) + (outbox_ ? outbox_bytes_ : 0) + q.bytes() + k.bytes() +
-               v.bytes() + o.bytes() + lse.bytes();
+        return inbox_.bytes + outbox_.bytes + q.bytes() + k.bytes() + v.bytes() + o.bytes() +
+               lse.bytes();
     }
 
     /// Log-sum-exp of the rows of work item `i` of this rank, [B, rows, heads, 1], while filled.
@@ -42,6 +72,12 @@ class context {
         if (!filled_ || lse.data() == nullptr)
             raise(errc::invalid_call, at, "context", "log_sum_exp needs a context that kept it",
                   filled_ ? "the layer has keep::nothing" : "the context is empty");
+        if (dtype_of<T> != filling_.type || moves.hash() != filling_.plan ||
+            i >= moves.items().size())
+            raise(errc::invalid_call, at, "context",
+                  "log_sum_exp takes the element type, plan and an item of the forward call",
+                  "item ", i, " of ", moves.items().size(), ", ", name(dtype_of<T>), " of ",
+                  name(filling_.type));
         return head_operand<accumulator_t<T> const>(lse.data(), lse_region<T>(), 1)
             .queries(moves, moves.items()[i]);
     }
@@ -54,73 +90,101 @@ class context {
 
     // What follows is for the pipeline.
 
-    /// *Throws* `invalid_call` when a forward call still waits for its backward.
-    void expect_empty(where at) const {
+    /// *Throws* `invalid_call` when a forward call still waits for its backward, or the context was used
+    /// on another group.
+    void expect_empty(Comm const& ranks, where at) const {
         if (filled_)
             raise(errc::invalid_call, at, "context", "a forward call needs a consumed context",
                   "the last forward still waits for its backward (or discard)");
+        expect_group(ranks, at);
     }
 
-    /// *Throws* `invalid_call` when there was no forward call or another step's or element type's.
-    void expect_filled(std::uint64_t hash, dtype type, bool whole, where at) const {
+    /// *Throws* `invalid_call` when there was no forward call, or one of another step, element type,
+    /// kind, layout or group.
+    void expect_filled(context_filling const& with, Comm const& ranks, where at) const {
         if (!filled_)
             raise(errc::invalid_call, at, "context",
                   "a backward call needs a forward call before it", "the context is empty");
-        if (hash != hash_)
+        expect_group(ranks, at);
+        if (with.plan != filling_.plan)
             raise(errc::invalid_call, at, "context",
-                  "a backward call takes the step of its forward call", "forward ran plan ", hash_,
-                  ", backward plan ", hash);
-        if (type != type_)
+                  "a backward call takes the step of its forward call", "forward ran plan ",
+                  filling_.plan, ", backward plan ", with.plan);
+        if (with.type != filling_.type)
             raise(errc::invalid_call, at, "context",
                   "a backward call takes the element type of its forward call", "forward ran ",
-                  name(type_), ", backward ", name(type));
-        if (whole != whole_)
+                  name(filling_.type), ", backward ", name(with.type));
+        if (with.whole != filling_.whole)
             raise(errc::invalid_call, at, "context",
                   "backward belongs to forward, attend_backward to attend",
-                  whole_ ? "forward was `forward`" : "forward was `attend`");
+                  filling_.whole ? "forward was `forward`" : "forward was `attend`");
+        if (with.layout != filling_.layout)
+            raise(errc::invalid_call, at, "context",
+                  "a backward call takes the layout of its forward call", "forward ran ",
+                  filling_.layout, ", backward ", with.layout);
     }
 
-    void fill(std::uint64_t hash, dtype type, bool whole) {
+    void fill(context_filling const& with, Comm const& ranks) {
         filled_ = true;
-        hash_ = hash;
-        type_ = type;
-        whole_ = whole;
+        filling_ = with;
+        ranks_ = ranks;
     }
 
     /// True when the windows must grow, which is collective, before they hold so many bytes.
     bool grows(std::size_t inbox_bytes, std::size_t outbox_bytes) const {
-        return !inbox_ || !outbox_ || inbox_bytes_ < inbox_bytes || outbox_bytes_ < outbox_bytes;
+        return !inbox_.memory || !outbox_.memory || inbox_.bytes < inbox_bytes ||
+               outbox_.bytes < outbox_bytes;
     }
-    typename Comm::window_type const& inbox(Comm const& ranks, std::size_t bytes) {
-        return grown(inbox_, inbox_bytes_, ranks, bytes);
+    typename Comm::window_type const& inbox(Comm const& ranks, std::size_t bytes,
+                                            std::uint64_t call) {
+        return grown(inbox_, ranks, bytes, call);
     }
-    typename Comm::window_type const& outbox(Comm const& ranks, std::size_t bytes) {
-        return grown(outbox_, outbox_bytes_, ranks, bytes);
+    typename Comm::window_type const& outbox(Comm const& ranks, std::size_t bytes,
+                                             std::uint64_t call) {
+        return grown(outbox_, ranks, bytes, call);
     }
+
+    /// The calls in which the windows were made: equal on all ranks when all use the same context.
+    std::int64_t inbox_number() const { return static_cast<std::int64_t>(inbox_.call); }
+    std::int64_t outbox_number() const { return static_cast<std::int64_t>(outbox_.call); }
 
     buffer<space_type> q, k, v,
         o;                   ///< sequence-local, [B, s, H, D], where the keep policy asks for them
     buffer<space_type> lse;  ///< head-local, one number a row
 
    private:
-    using window = std::optional<typename Comm::window_type>;
+    struct window {
+        std::optional<typename Comm::window_type> memory;
+        std::size_t bytes = 0;
+        std::uint64_t call = 0;
+    };
 
-    static typename Comm::window_type const& grown(window& memory, std::size_t& have,
-                                                   Comm const& ranks, std::size_t bytes) {
-        if (!memory || have < bytes) {
-            memory.reset();
-            have = 0;
-            memory = ranks.make_window(bytes);
-            have = bytes;
+    typename Comm::window_type const& grown(window& own, Comm const& ranks, std::size_t bytes,
+                                            std::uint64_t call) {
+        if (own.bytes < bytes || !own.memory) {
+            own = {};
+            own.memory = ranks.make_window(bytes);
+            own.bytes = bytes;
+            own.call = call;
+            ranks_ = ranks;
         }
-        return *memory;
+        return *own.memory;
+    }
+
+    /// Windows and what they hold belong to one group; where handles compare, another one is refused.
+    void expect_group(Comm const& ranks, where at) const {
+        if constexpr (std::equality_comparable<Comm>)
+            if (ranks_ && !(*ranks_ == ranks))
+                raise(errc::invalid_call, at, "context",
+                      "a context belongs to the group of its first call", "rank ", ranks_->rank(),
+                      " of ", ranks_->size(), " then, rank ", ranks.rank(), " of ", ranks.size(),
+                      " of another group now");
     }
 
     window inbox_, outbox_;
-    std::size_t inbox_bytes_ = 0, outbox_bytes_ = 0;
-    bool filled_ = false, whole_ = false;
-    std::uint64_t hash_ = 0;
-    dtype type_ = dtype::none;
+    std::optional<Comm> ranks_;
+    bool filled_ = false;
+    context_filling filling_;
 };
 
 }  // namespace ulysses::inline v0

@@ -38,6 +38,15 @@ class plan {
         if (layer.mask == mask::causal && step.queries().total() != step.keys().total())
             raise(errc::invalid_sequence, at, "plan", "a causal mask needs as many keys as queries",
                   step.queries().total(), " queries, ", step.keys().total(), " keys");
+        if (row_multiple < 1)
+            raise(errc::unsupported, at, "plan",
+                  "an attention functor's row_multiple is at least 1", row_multiple);
+        if (step.batch() >= token_limit ||
+            layer.heads * step.batch() >=
+                (std::int64_t{1} << 62) / std::max(step.queries().total(), step.keys().total()))
+            raise(errc::invalid_sequence, at, "plan", "a layer must stay below 2^62 rows", "heads ",
+                  layer.heads, ", batch ", step.batch(), ", queries ", step.queries().total(),
+                  ", keys ", step.keys().total());
         layer_ = layer;
         ranks_ = ranks;
         rank_ = rank;
@@ -356,8 +365,8 @@ class plan {
     std::vector<std::int64_t> edges_;
 };
 
-/// What ranks must pass alike for their plans to fit; the call and its element type are the
-/// caller's.
+/// What ranks must pass alike for their plans to fit; the call, its element type, fence and windows
+/// are the caller's.
 inline call_terms terms_of(plan const& moves) {
     auto const& layer = moves.layer();
     return {0,
@@ -373,7 +382,10 @@ inline call_terms terms_of(plan const& moves) {
             moves.row_multiple(),
             moves.batch(),
             moves.queries(),
-            moves.keys()};
+            moves.keys(),
+            0,
+            0,
+            0};
 }
 
 }  // namespace ulysses::inline v0

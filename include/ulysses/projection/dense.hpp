@@ -19,9 +19,7 @@ struct weight_view {
     std::int64_t stride = 0;
     bool transposed = false;
 
-    constexpr operator weight_view<T const>() const
-        requires(!std::is_const_v<T>)
-    {
+    constexpr operator weight_view<T const>() const requires(!std::is_const_v<T>) {
         return {data, stride, transposed};
     }
 };
@@ -30,7 +28,7 @@ struct weight_view {
 /// element for each column of their matrix; null: none.
 template <class T>
 struct dense_weights {
-    weight_view<T const> q, k, v, o;
+    weight_view<T const> q{}, k{}, v{}, o{};
     T const* q_bias = nullptr;
     T const* k_bias = nullptr;
     T const* v_bias = nullptr;
@@ -42,7 +40,7 @@ struct dense_weights {
 /// skipped.
 template <class T>
 struct dense_gradients {
-    weight_view<T> q, k, v, o;
+    weight_view<T> q{}, k{}, v{}, o{};
     T* q_bias = nullptr;
     T* k_bias = nullptr;
     T* v_bias = nullptr;
@@ -69,6 +67,7 @@ class dense {
 
     /// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv].
     template <class T>
+        requires gemm_for<Gemm, T>
     void project_in(projection_call const& call, token_view<T const> x,
                     dense_weights<T> const& weights, token_view<T> q, token_view<T> k,
                     token_view<T> v) const {
@@ -80,6 +79,7 @@ class dense {
 
     /// dq, dk, dv -> dx [B, s, C], overwritten, and the weights' gradients, added to.
     template <class T>
+        requires gemm_for<Gemm, T>
     void project_in_backward(projection_call const& call, token_view<T const> x,
                              dense_weights<T> const& weights, token_view<T> dq, token_view<T> dk,
                              token_view<T> dv, token_view<T> dx,
@@ -95,6 +95,7 @@ class dense {
 
     /// Step 6: o [B, s, Hq, Dv] -> y [B, s, C].
     template <class T>
+        requires gemm_for<Gemm, T>
     void project_out(projection_call const&, token_view<T const> o, dense_weights<T> const& weights,
                      token_view<T> y) const {
         multiply(o, weights.o, weights.o_bias, y);
@@ -102,6 +103,7 @@ class dense {
 
     /// dy [B, s, C] -> dout [B, s, Hq, Dv], overwritten.
     template <class T>
+        requires gemm_for<Gemm, T>
     void project_out_backward(projection_call const&, dense_weights<T> const& weights,
                               token_view<T const> dy, token_view<T> dout) const {
         multiply_back<T>(dy, weights.o, T(0), dout);
@@ -109,6 +111,7 @@ class dense {
 
     /// The output weight's gradient, added to.
     template <class T>
+        requires gemm_for<Gemm, T>
     void project_out_gradients(projection_call const&, token_view<T const> o,
                                token_view<T const> dy, dense_gradients<T> const& gradients) const {
         accumulate<T>(o, dy, gradients.o, gradients.o_bias);
