@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/comm/host_window.hpp>
-#include <ulysses/comm/thread_fence.hpp>
+#include <ulysses/comm/thread_group.hpp>
 #include <ulysses/core/communicator.hpp>
 
 #include <exception>
@@ -16,105 +16,6 @@
 ///
 /// or, in an engine that has its own threads, a `group` made once and one `handle(rank)` a thread.
 namespace ulysses::inline v0::threads {
-
-class communicator;
-
-namespace detail {
-
-/// One rank's part of a window, and the parts of all ranks: each handle keeps all parts alive, so
-/// memory is freed when the last rank lets go, without any collective call.
-struct window_parts {
-    std::vector<std::shared_ptr<std::byte>> memory;
-    std::size_t bytes = 0;
-};
-
-/// The collective calls, as ranks tell each other which one they are in.
-enum class collective : std::uint8_t {
-    fence,
-    make_window,
-    all_reduce,
-    all_gather,
-    broadcast,
-    split
-};
-
-constexpr std::string_view name(collective call) {
-    constexpr std::string_view names[] = {"fence",      "make_window", "all_reduce",
-                                          "all_gather", "broadcast",   "split"};
-    return names[static_cast<std::size_t>(call)];
-}
-
-struct group_state {
-    /// What a rank brings to a collective call.
-    struct offer {
-        collective call = collective::fence;
-        int argument = 0;             ///< root or color
-        int key = 0;                  ///< of a split
-        std::span<std::byte> data{};  ///< no memory behind it where only its size is compared
-        fence_status status;
-    };
-
-    struct alignas(64) slot {
-        /// Two offers in turn: a slow rank may still read the last call's while this one is
-        /// written.
-        offer offers[2];
-        unsigned parity = 0;
-        std::uint64_t calls = 0;
-        std::atomic<bool> reading{false};  ///< this rank reads other ranks' data
-        std::shared_ptr<std::byte> memory;
-        std::shared_ptr<group_state> child;
-        std::vector<fence_status> seen;
-        std::shared_ptr<window_parts const> shared[2];
-    };
-
-    group_state(int size, options const& given)
-        : settings(given), barrier(size, given), slots(static_cast<std::size_t>(size)) {
-        for (auto& s : slots) s.seen.resize(slots.size());
-    }
-
-    /// Fails the group and every group split from it.
-    void fail(errc code, std::string const& text, int rank) {
-        barrier.fail(code, text, rank);
-        std::lock_guard lock(descendants_mutex);
-        for (auto const& weak : descendants)
-            if (auto const part = weak.lock()) part->barrier.fail(code, text, rank);
-    }
-
-    /// Waits in a failed group until nobody reads what a rank has shown: its caller may free it
-    /// now.
-    void await_readers() const {
-        if (!barrier.failed()) return;
-        for (auto const& s : slots)
-            while (s.reading) std::this_thread::yield();
-    }
-
-    /// Lets failures of this group reach one that was split from it or from its parts: directly,
-    /// for a group in between may be gone by then.
-    void adopt(std::shared_ptr<group_state> const& descendant) {
-        std::lock_guard lock(descendants_mutex);
-        std::erase_if(descendants, [](auto const& weak) { return weak.expired(); });
-        descendants.push_back(descendant);
-    }
-
-    options settings;
-    breakable_barrier barrier;
-    std::vector<slot> slots;
-    std::vector<std::weak_ptr<group_state>> ancestors;
-    std::mutex descendants_mutex;
-    std::vector<std::weak_ptr<group_state>> descendants;
-};
-
-template <class T>
-T combined(reduction op, T a, T b) {
-    switch (op) {
-        case reduction::sum: return static_cast<T>(a + b);
-        case reduction::min: return b < a ? b : a;
-        case reduction::max: return a < b ? b : a;
-    }
-    return a;
-}
-
-}  // namespace detail
 
 /// Handle to one rank of a group of threads.
 ///
