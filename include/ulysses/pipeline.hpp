@@ -23,7 +23,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// The six steps of one attention layer, composed at compile time.
 ///
@@ -443,4 +443,4 @@ template <class Comm, class Layout, class Attention, class Projection, class Obs
 pipeline(Comm, Layout, Attention, shape, Projection, Observer)
     -> pipeline<Comm, Layout, Attention, Projection, Observer>;
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

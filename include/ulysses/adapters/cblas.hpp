@@ -15,7 +15,7 @@
 /// A matrix product by the host's BLAS, through its C interface. Link the BLAS of your choice.
 ///
 ///     ulysses::blocked_attention attention{ulysses::cblas{}};
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
@@ -96,4 +96,4 @@ struct cblas {
     }
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -32,7 +32,7 @@
 /// owned tile of queries is computed whole as well, its missing rows zero, unless the GEMM's rows
 /// are independent. So o, lse and dq have the same bits however rows are dealt out; dk and dv when
 /// a head's rows stay together.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Ordinary attention over any host GEMM. For float and double, views whose rows of one head do not
 /// overlap are read in place; 16-bit elements are converted tile by tile.
@@ -331,4 +331,4 @@ class blocked_attention {
 template <class Gemm>
 blocked_attention(Gemm) -> blocked_attention<Gemm>;
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

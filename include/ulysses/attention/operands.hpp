@@ -11,7 +11,7 @@
 
 /// What host attention functors share: the checks of a call, the rows a mask lets a query see, and
 /// dealing out workspace.
-namespace ulysses::inline v0::detail {
+namespace ulysses::inline ULYSSES_ABI::detail {
 
 /// Number of keys global query row `row` sees: keys [0, visible_keys).
 constexpr std::int64_t visible_keys(attention_call const& call, std::int64_t row) {
@@ -115,4 +115,4 @@ class workspace_cursor {
     std::size_t used_ = 0;
 };
 
-}  // namespace ulysses::inline v0::detail
+}  // namespace ulysses::inline ULYSSES_ABI::detail

@@ -15,7 +15,7 @@
 
 /// Attention by its formula, in double whatever the element type: what the others are tested
 /// against.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
@@ -174,4 +174,4 @@ struct reference_attention {
     }
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -16,7 +16,7 @@
 /// instructions depend on nothing but its own values and on how many keys it sees: rows are padded
 /// with -inf to a whole number of steps, whose probability is exactly 0, and functions over rows
 /// are never inlined, so that no two rows can be compiled differently.
-namespace ulysses::inline v0::detail {
+namespace ulysses::inline ULYSSES_ABI::detail {
 
 /// Rows are worked on in steps of this many elements; a row's buffer is a multiple of it.
 template <class T>
@@ -156,4 +156,4 @@ softmax_row_backward(T* scores, T* dp, std::int64_t seen, std::int64_t count, T 
     if (padded < count) std::fill(dp + padded, dp + count, T(0));
 }
 
-}  // namespace ulysses::inline v0::detail
+}  // namespace ulysses::inline ULYSSES_ABI::detail

@@ -15,7 +15,7 @@
 /// Queries lie in tiles from global row 0, keys in tiles from global key 0. Where the mask's edge
 /// runs through a tile of keys, the tile of queries falls into bands, each with as many keys as its
 /// last row sees. All of it follows from global coordinates, nothing from what an item holds.
-namespace ulysses::inline v0::detail {
+namespace ulysses::inline ULYSSES_ABI::detail {
 
 /// Sizes of the grid.
 struct attention_grid {
@@ -134,4 +134,4 @@ template <class A, class T>
     for (std::int64_t d = 0; d < count; ++d) to[d] = static_cast<T>(from[d] * factor);
 }
 
-}  // namespace ulysses::inline v0::detail
+}  // namespace ulysses::inline ULYSSES_ABI::detail

@@ -7,7 +7,7 @@
 #include <memory>
 #include <new>
 
-namespace ulysses::inline v0::detail {
+namespace ulysses::inline ULYSSES_ABI::detail {
 
 /// A rank's part of a window in host memory, aligned to 64. *Throws* `out_of_memory`.
 inline std::shared_ptr<std::byte> host_window_part(std::size_t bytes) {
@@ -18,4 +18,4 @@ inline std::shared_ptr<std::byte> host_window_part(std::size_t bytes) {
     return {memory, [](std::byte* part) { ::operator delete(part, std::align_val_t{64}); }};
 }
 
-}  // namespace ulysses::inline v0::detail
+}  // namespace ulysses::inline ULYSSES_ABI::detail

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// The group of one rank: pipelines over it run on views of the caller's tensors. One pipeline code
 /// then serves an engine with and without sequence parallelism.
@@ -70,4 +70,4 @@ class serial {
     std::shared_ptr<state> state_;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

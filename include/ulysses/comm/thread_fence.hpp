@@ -14,7 +14,7 @@
 #include <vector>
 
 /// The rendezvous of rank threads: a barrier with a deadline that a failing rank breaks at once.
-namespace ulysses::inline v0::threads {
+namespace ulysses::inline ULYSSES_ABI::threads {
 
 struct options {
     /// How long a rank waits for a silent peer before the group fails with `timed_out`.
@@ -131,4 +131,4 @@ class breakable_barrier {
 
 }  // namespace detail
 
-}  // namespace ulysses::inline v0::threads
+}  // namespace ulysses::inline ULYSSES_ABI::threads

@@ -13,7 +13,7 @@
 #include <vector>
 
 /// What the rank threads of one group share: a slot for each rank, the barrier, the groups split off.
-namespace ulysses::inline v0::threads {
+namespace ulysses::inline ULYSSES_ABI::threads {
 
 namespace detail {
 
@@ -112,4 +112,4 @@ T combined(reduction op, T a, T b) {
 
 }  // namespace detail
 
-}  // namespace ulysses::inline v0::threads
+}  // namespace ulysses::inline ULYSSES_ABI::threads

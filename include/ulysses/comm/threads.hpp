@@ -15,7 +15,7 @@
 ///     ulysses::threads::run(4, [&](ulysses::threads::communicator ranks) { ... });
 ///
 /// or, in an engine that has its own threads, a `group` made once and one `handle(rank)` a thread.
-namespace ulysses::inline v0::threads {
+namespace ulysses::inline ULYSSES_ABI::threads {
 
 /// Handle to one rank of a group of threads.
 ///
@@ -369,4 +369,4 @@ void run(int ranks, Body&& body, options const& given = {}) {
 #endif
 }
 
-}  // namespace ulysses::inline v0::threads
+}  // namespace ulysses::inline ULYSSES_ABI::threads

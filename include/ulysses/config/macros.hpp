@@ -26,3 +26,14 @@
 #define ULYSSES_EXCEPTIONS 0
 #endif
 #endif
+
+/// The inline namespace of everything, so that two versions of the library, or files built with and
+/// without exceptions, can be linked into one program without meeting. An engine that compiles some
+/// files for another instruction set names it here for them: -DULYSSES_ABI=v0_avx512.
+#if !defined(ULYSSES_ABI)
+#if ULYSSES_EXCEPTIONS
+#define ULYSSES_ABI v0
+#else
+#define ULYSSES_ABI v0_no_exceptions
+#endif
+#endif

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// What an attention functor cannot know from its views: where its work item lies in the whole.
 ///
@@ -93,4 +93,4 @@ concept differentiable_attention_for = attention_for<A, T> &&
     attention.backward(call, views);
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// One strided copy between two places: `extents` [batch, token, head] rows of `row_bytes`
 /// contiguous bytes each; strides in bytes, per side. What a plan lists and a space executes.
@@ -34,4 +34,4 @@ constexpr block_copy merged(block_copy block) {
     return block;
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Memory of a space that grows to the largest size asked for and is freed with its owner. Contents
 /// are lost when it grows; in a steady state it allocates nothing.
@@ -55,4 +55,4 @@ class buffer {
     std::size_t bytes_ = 0;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

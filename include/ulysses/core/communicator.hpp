@@ -16,7 +16,7 @@
 
 /// Communicators: one small concept per capability. A handle is cheap to copy, non-owning, and
 /// names one rank of one group; a stage requires only the capabilities that it calls.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Runs `body` and turns what it throws into a status for the next fence, so that the error leaves
 /// the call on every rank. No collective call of the same group is made in it.
@@ -128,4 +128,4 @@ concept splits = communicator<C> && requires(C const& ranks) {
     { ranks.split(0, 0) } -> std::same_as<C>;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -17,7 +17,7 @@
 ///
 /// An error raised on one rank inside a pipeline call leaves that call on every rank with the same
 /// kind and the same text, so a handler may act on it without asking the others.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// What kind of rule was broken.
 enum class errc : std::uint32_t {
@@ -155,4 +155,4 @@ template <class... Values>
     throw_error(code, text);
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -13,7 +13,7 @@
 
 /// Why a type does not fit, one sentence for each broken clause. Concepts stay friendly to overload
 /// resolution; where a user's type enters, the false branch calls one of these.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 template <class C>
 consteval bool explain_communicator() {
@@ -168,4 +168,4 @@ consteval bool same_space() {
     return true;
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

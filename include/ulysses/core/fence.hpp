@@ -17,7 +17,7 @@
 
 /// What ranks tell each other at a fence, and the verdict that all of them reach from it. The
 /// record travels with the fence itself: agreeing costs no further collective call.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// The calls of a pipeline.
 enum class pass_kind : std::uint8_t { attend, attend_backward, forward, backward };
@@ -148,4 +148,4 @@ inline void throw_verdict(std::span<fence_status const> statuses) {
         detail::expect_same_call(statuses[0], statuses[r], r);
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -4,7 +4,7 @@
 #include <concepts>
 #include <cstdint>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// One operand of a product: row-major storage, `stride` elements between rows. When `transposed`,
 /// the operand is the transpose of what is stored.
@@ -46,4 +46,4 @@ concept gemm_for = requires(G const& gemm, gemm_call<T> const& call) {
     { G::rows_independent } -> std::convertible_to<bool>;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

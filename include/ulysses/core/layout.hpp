@@ -6,7 +6,7 @@
 
 /// Layout policies: how an operand is spread over the ranks of a group. They are types, so that the
 /// move between two of them is chosen, and a wrong one refused, at compile time.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Every rank holds all heads of its own tokens: [B, s, H, D].
 struct sequence_local {
@@ -27,4 +27,4 @@ template <class L>
 concept layout_policy =
     std::same_as<L, sequence_local> || std::same_as<L, head_local> || std::same_as<L, replicated>;
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

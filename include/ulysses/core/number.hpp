@@ -13,7 +13,7 @@
 ///
 /// Storage types convert to and from float, rounding to nearest even; arithmetic happens in
 /// `accumulator_t<T>`.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
@@ -118,4 +118,4 @@ concept element = dtype_of<std::remove_cv_t<T>>
 template <element T>
 using accumulator_t = std::conditional_t<std::same_as<std::remove_cv_t<T>, double>, double, float>;
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// The six steps.
 enum class step_id : std::uint8_t { shard, project_in, to_heads, attend, to_tokens, project_out };
@@ -60,4 +60,4 @@ struct counting_observer {
     int rank = 0;  ///< the rank it counts for
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -11,7 +11,7 @@
 #include <string_view>
 
 /// Run-time checks of operands at the border of a call, before anything moves.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
@@ -152,4 +152,4 @@ void check_apart(std::string_view call, std::string_view output, tensor_view<A, 
               "an output must not overlap another operand", output, " overlaps ", other);
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

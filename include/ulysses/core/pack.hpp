@@ -7,7 +7,7 @@
 /// Vectors of the compiler's own: the widest the target has, through the vector extensions of g++
 /// and clang. On a target without them a pack is lowered to narrower instructions; the code stays
 /// correct.
-namespace ulysses::inline v0::detail {
+namespace ulysses::inline ULYSSES_ABI::detail {
 
 #if defined(__AVX512F__)
 inline constexpr std::size_t pack_bytes = 64;
@@ -63,4 +63,4 @@ template <class T>
     return value - pack<T>{};  // not `pack{} + value`: that would turn -0 into +0
 }
 
-}  // namespace ulysses::inline v0::detail
+}  // namespace ulysses::inline ULYSSES_ABI::detail

@@ -6,7 +6,7 @@
 #include <concepts>
 #include <cstdint>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Maps a rank's local token index to its global position; what epilogues such as RoPE need.
 class token_positions {
@@ -58,4 +58,4 @@ concept differentiable_projection_for = projection_for<Pr, T, Weights> &&
     projection.project_out_gradients(call, in, in, gradients);
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

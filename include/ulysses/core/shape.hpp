@@ -10,7 +10,7 @@
 #include <string_view>
 
 /// The shape of one attention layer: what does not change from step to step.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Which keys a query row may see, on global indices.
 enum class mask : std::uint8_t {
@@ -112,4 +112,4 @@ inline double softmax_scale(shape const& s) {
     return given != 0.0 ? given : 1.0 / std::sqrt(static_cast<double>(s.head_dim));
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

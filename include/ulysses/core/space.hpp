@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <span>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// A sum of rows: `to = from[0] + from[1] + ...` in the order given, added in the source type and
 /// rounded once to the destination type. Strides as in `block_copy`; all sources share theirs.
@@ -52,4 +52,4 @@ struct queued : Call {
 /// Host memory; defined in `space/host.hpp`.
 struct host_space;
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

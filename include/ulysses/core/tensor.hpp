@@ -14,7 +14,7 @@
 
 /// How a foreign tensor becomes a view, in three tiers: a `tensor_traits` specialisation, else the
 /// tensor's own members, else the interface of std::mdspan.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 struct host_space;
 
@@ -241,4 +241,4 @@ tensor_view<element_of_t<X>, Layout> view_of_tokens(X const& x, std::string_view
     return view;
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

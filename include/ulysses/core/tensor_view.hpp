@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Extents or strides over the four canonical axes: batch, token, head, dim.
 using extents4 = std::array<std::int64_t, 4>;
@@ -85,4 +85,4 @@ using token_view = tensor_view<T, sequence_local>;  // [B, s, H, D]
 template <class T>
 using head_view = tensor_view<T, head_local>;  // [B, S, h, D]
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -25,7 +25,7 @@
 /// Peers write an inbox only between passing a second fence and arriving at the next first one;
 /// owners write outboxes only between first and second. Inboxes and outboxes never share memory. So
 /// calls of any pipelines over one group follow each other safely with two fences each.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 template <reaches_memory Comm, observer Observer>
 class exchange {
@@ -200,4 +200,4 @@ class exchange {
     std::vector<std::byte const*> addresses_;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

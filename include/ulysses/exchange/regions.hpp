@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// One operand's place in an arena, the same on every rank: `rows` rows of `dim` elements, the
 /// pitch a multiple of 64 bytes so that no two rows share a cache line.
@@ -141,4 +141,4 @@ class head_operand {
     head_view<T> tensor_{};
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -20,7 +20,7 @@
 /// Its bits depend on nothing else: not on m or n, nor on where k is cut into blocks, and products
 /// of zeros at the end of k leave them as they are. Operands are read in the loop order of Goto and
 /// van de Geijn (2008), with A read in place because the blocks are small.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
@@ -180,4 +180,4 @@ struct builtin_gemm {
     }
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -20,7 +20,7 @@
 /// Steps 3 to 5 as one pass, forward and backward: the part of the pipeline that knows contexts and
 /// keep policies. Two fences a pass when ranks exchange; none when every rank already holds its
 /// heads.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 template <class Comm, class Layout, class Attention, class Observer>
 class attention_pass {
@@ -394,4 +394,4 @@ class attention_pass {
     buffer<space_type> workspace_, lse_, o_, dk_, dv_;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// What a forward call leaves in a context, and its backward call must fit.
 struct context_filling {
@@ -187,4 +187,4 @@ class context {
     context_filling filling_;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

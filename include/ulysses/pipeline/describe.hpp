@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 constexpr std::size_t bytes_of(dtype type) {
     switch (type) {
@@ -64,4 +64,4 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
     return text;
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

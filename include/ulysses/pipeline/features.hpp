@@ -9,7 +9,7 @@
 
 /// Does the attention functor have what the layer asks for: at compile time for a fixed shape, at
 /// construction for any.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// One sentence for each rule that a fixed shape breaks and each feature that the functor lacks.
 template <class Shape, class Attention>
@@ -47,4 +47,4 @@ void check_features(shape const& layer, int ranks, where at) {
          "row_range (or use assignment::whole_heads)");
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

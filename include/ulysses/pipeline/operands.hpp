@@ -13,7 +13,7 @@
 
 /// The operands of one call on one rank: what the plan expects of them, and the checks before
 /// anything moves.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// A rank's operands of one pass, as the layout policy lays them.
 template <class T, class Layout>
@@ -106,4 +106,4 @@ void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO cons
     }
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 /// The words a plan is written in: blocks of rows between a rank's tokens and its peers' regions.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Local tokens of this rank against rows of a peer's region: [batch, token, head] on both sides.
 struct plan_block {
@@ -50,4 +50,4 @@ struct plan_rows {
     std::int64_t keys_from = 0;     ///< key rows of the peer's tokens that this rank needs
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

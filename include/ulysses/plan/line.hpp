@@ -14,7 +14,7 @@
 /// see. Cut r is the first row, on a multiple of `row_multiple`, whose preceding weight reaches r/P
 /// of the total. Rank r computes the rows between cut r and cut r + 1. Any P and any number of
 /// heads; nothing is padded; the keys of a row are never split, so a row has the bits of one rank.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Part of a rank's share: query heads and their key-value heads at one uniform ratio, a range of
 /// their query rows, and the keys those rows may see. Half-open ranges of global indices.
@@ -152,4 +152,4 @@ class line {
     std::int64_t row_multiple_;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

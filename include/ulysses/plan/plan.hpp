@@ -22,7 +22,7 @@
 /// Head-local memory. Every rank's *query region* holds its items one after the other, each
 /// [head, batch, row]; its *key region* holds its key-value heads as [head, batch, key], with
 /// `key_capacity` rows a head and batch, the same on every rank.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 class plan {
    public:
@@ -388,4 +388,4 @@ inline call_terms terms_of(plan const& moves) {
             0};
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

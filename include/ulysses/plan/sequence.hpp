@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// What one rank brings to `sequence::agree`.
 struct sequence_options {
@@ -242,4 +242,4 @@ class sequence {
     std::vector<token_run> gathered_, own_runs_;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

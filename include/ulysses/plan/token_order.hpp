@@ -10,7 +10,7 @@
 #include <vector>
 
 /// Which tokens of the global sequence each rank holds, and in which order.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// `count` tokens at global indices begin, begin + stride, begin + 2 stride, ...
 struct token_run {
@@ -151,4 +151,4 @@ class token_orders {
     std::vector<bool> seen_;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

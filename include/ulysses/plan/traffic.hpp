@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <numeric>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Bytes of one layer that leave and reach a rank, its own share not counted.
 struct traffic {
@@ -77,4 +77,4 @@ inline std::int64_t closed_form_elements(shape const& layer, std::int64_t batch,
            (layer.head_dim + layer.value_dim);
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

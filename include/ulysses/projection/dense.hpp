@@ -9,7 +9,7 @@
 #include <type_traits>
 
 /// Dense projections over a GEMM functor, with optional bias and an epilogue on q and k.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// A weight matrix of `in` rows and `out` columns, row-major with `stride` elements between rows,
 /// as in y = x W. `transposed`: stored as [out, in], as in y = x W^T.
@@ -209,4 +209,4 @@ class dense {
     [[no_unique_address]] Epilogue epilogue_;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

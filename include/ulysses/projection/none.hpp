@@ -4,11 +4,11 @@
 #include <ulysses/core/projection.hpp>
 #include <ulysses/core/space.hpp>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// For engines that project themselves and use steps 3 to 5 alone.
 struct no_projection {
     using space_type = host_space;
 };
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

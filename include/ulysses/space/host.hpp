@@ -17,7 +17,7 @@
 #include <span>
 
 /// Host memory: calls run on the calling thread and have finished when they return.
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
@@ -116,4 +116,4 @@ struct host_space {
 
 static_assert(space<host_space>);
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

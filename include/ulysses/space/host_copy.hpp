@@ -37,7 +37,7 @@
 /// way round. Either side alone could be walked in order, not both: so all blocks of a call advance
 /// together along the token axis, a tile at a time, and each byte of the shared side is touched
 /// while its page and its neighbours are at hand. Large exchanges store past the caches.
-namespace ulysses::inline v0::detail {
+namespace ulysses::inline ULYSSES_ABI::detail {
 
 /// How rows are stored: through the caches, or past them in whole lines of 64 bytes.
 enum class store : std::uint8_t { plain, streamed };
@@ -229,7 +229,7 @@ inline void copy_blocks(std::span<block_copy const> blocks, store way) {
         copy_blocks<store::plain>(blocks, copy_tile_tokens);
 }
 
-}  // namespace ulysses::inline v0::detail
+}  // namespace ulysses::inline ULYSSES_ABI::detail
 
 #undef ULYSSES_STREAMS
 #undef ULYSSES_SEEN_STORES

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <span>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// The head-local operands of step 4 on one rank; gradients are only used backward.
 template <class T>
@@ -99,4 +99,4 @@ void attend_backward(Attention const& attention, plan const& moves,
     }
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -6,7 +6,7 @@
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/plan/sequence.hpp>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// The global positions of a rank's tokens, for projections and their epilogues.
 template <class Space = host_space>
@@ -40,4 +40,4 @@ void project_in_backward(Projection const& projection, sequence const& step, int
         dv, dx, gradients);
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

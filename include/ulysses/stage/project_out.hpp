@@ -3,7 +3,7 @@
 
 #include <ulysses/stage/project_in.hpp>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Step 6: o [B, s, Hq, Dv] -> y [B, s, C], local to a rank's tokens.
 template <class Projection, class T, class Weights>
@@ -33,4 +33,4 @@ void project_out_gradients(Projection const& projection, sequence const& step, i
         projection_call_of<typename Projection::space_type>(step, rank, queue), o, dy, gradients);
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

@@ -5,7 +5,7 @@
 #include <ulysses/core/tensor.hpp>
 #include <ulysses/plan/sequence.hpp>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
@@ -55,4 +55,4 @@ void unshard(sequence const& step, int rank, Local const& local, Global const& g
     });
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

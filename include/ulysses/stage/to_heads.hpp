@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Step 3, all-to-all from sequence-local to head-local, first half: lists the copies of a rank's
 /// tokens into the inboxes of the ranks that compute with them. The caller moves and publishes
@@ -41,4 +41,4 @@ void to_heads_backward(Exchange& moving, plan const& moves, typename Exchange::w
     key_gradient(places.dv, dv);
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI

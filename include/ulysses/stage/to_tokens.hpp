@@ -4,7 +4,7 @@
 #include <ulysses/exchange/exchange.hpp>
 #include <ulysses/exchange/regions.hpp>
 
-namespace ulysses::inline v0 {
+namespace ulysses::inline ULYSSES_ABI {
 
 /// Step 5, all-to-all from head-local to sequence-local, second half: lists the copies of this
 /// rank's tokens out of the outboxes of the ranks that computed them. The caller has published and
@@ -23,4 +23,4 @@ void to_tokens_backward(Exchange& moving, plan const& moves, typename Exchange::
     moving.put(moves.query_blocks(), inbox, place, dout);
 }
 
-}  // namespace ulysses::inline v0
+}  // namespace ulysses::inline ULYSSES_ABI
