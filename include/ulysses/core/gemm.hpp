@@ -1,6 +1,8 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/config/macros.hpp>
+
 #include <concepts>
 #include <cstdint>
 

@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/config/macros.hpp>
 #include <ulysses/core/gemm.hpp>
 #include <ulysses/core/projection.hpp>
 
