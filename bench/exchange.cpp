@@ -15,7 +15,7 @@
 
 /// Steps 3 and 5 at two ranks: q, k and v to heads and o back to tokens, through a pipeline whose
 /// attention does nothing, against memcpy of as many bytes by the same threads and against the
-/// usual way: pack for each peer, copy, unpack.
+/// usual way: pack for each peer, copy, unpack; then the same between ranks that send messages.
 namespace ulysses_bench {
 
 namespace {
@@ -131,24 +131,28 @@ void bench_exchange(std::vector<result>& results, bench_options const& options) 
         auto const tokens = (mebibytes << 20) / static_cast<int64_t>(heads * dim * sizeof(float));
         std::deque<rank_memory> memory;
         for (int r = 0; r < ranks; ++r) memory.push_back({tokens});
-        team const threads(ranks);
-        std::deque<layer> layers;
+        ulysses::threads::options hosts_apart;
+        hosts_apart.hosts = {0, 1};
+        team const threads(ranks), apart(ranks, hosts_apart);
+        std::deque<layer> layers, layers_apart;
         for (int r = 0; r < ranks; ++r)
-            layers.emplace_back(threads.handle(r), ulysses::sequence_local{}, no_attention{},
-                                ulysses::shape{.heads = heads, .head_dim = dim});
+            for (auto* const each : {&layers, &layers_apart})
+                each->emplace_back((each == &layers ? threads : apart).handle(r),
+                                   ulysses::sequence_local{}, no_attention{},
+                                   ulysses::shape{.heads = heads, .head_dim = dim});
         auto const step = ulysses::sequence::split(ranks, 1, tokens * ranks);
         auto more = options;
         more.rounds = 31;
+        auto const exchanged = [&](team const& ranks_of, std::deque<layer>& each) {
+            return ranks_of.seconds([&](auto const& handle) {
+                auto const me = static_cast<std::size_t>(handle.rank());
+                auto& mine = memory[me];
+                each[me].attend(step, mine.view(mine.q), mine.view(mine.k), mine.view(mine.v),
+                                mine.view(mine.o));
+            });
+        };
         auto const seconds = interleaved(
-            more,
-            [&] {
-                return threads.seconds([&](auto const& handle) {
-                    auto const me = static_cast<std::size_t>(handle.rank());
-                    auto& mine = memory[me];
-                    layers[me].attend(step, mine.view(mine.q), mine.view(mine.k), mine.view(mine.v),
-                                      mine.view(mine.o));
-                });
-            },
+            more, [&] { return exchanged(threads, layers); },
             [&] {
                 return threads.seconds([&](auto const& handle) {
                     auto& mine = memory[static_cast<std::size_t>(handle.rank())];
@@ -162,14 +166,18 @@ void bench_exchange(std::vector<result>& results, bench_options const& options) 
             },
             [&] {
                 return threads.seconds([&](auto const& handle) { pack_and_copy(memory, handle); });
-            });
+            },
+            [&] { return exchanged(apart, layers_apart); });
         auto const name = "exchange " + std::to_string(mebibytes) + " MiB an operand and rank";
-        auto const rate = static_cast<double>(mebibytes << 20) * 4 * ranks / seconds[0] * 1e-9;
+        auto const bytes = static_cast<double>(mebibytes << 20) * 4 * ranks;
         auto const add = [&](char const* against, double ratio, char const* target) {
-            results.push_back({name, rate, "GB/s", against, ratio, mebibytes < 16 ? "" : target});
+            results.push_back({name, bytes / seconds[0] * 1e-9, "GB/s", against, ratio,
+                               mebibytes < 16 ? "" : target});
         };
         add("memcpy of the same bytes", seconds[1] / seconds[0], ">= 1.15");
         add("pack, copy, unpack", seconds[2] / seconds[0], ">= 2.5");
+        results.push_back({name + ", by messages", bytes / seconds[3] * 1e-9, "GB/s",
+                           "pack, copy, unpack", seconds[2] / seconds[3], ""});
     }
 }
 

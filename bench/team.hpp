@@ -12,7 +12,7 @@ namespace ulysses_bench {
 /// Rank threads that run one body at a time, timed from fence to fence.
 class team {
    public:
-    explicit team(int ranks) : group_(ranks) {}
+    explicit team(int ranks, ulysses::threads::options const& given = {}) : group_(ranks, given) {}
 
     /// Seconds in which every rank ran `body(handle)`; starting threads is not counted.
     template <class Body>

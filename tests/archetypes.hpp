@@ -158,6 +158,37 @@ struct reaching_without_fence : reaching_communicator {
     void fence(uly::fence_status const&) const = delete;
 };
 
+struct messaging_communicator : reaching_communicator {
+    using ticket_type = int;
+    ticket_type start(std::span<uly::outgoing const>, std::span<uly::incoming const>) const {
+        return 0;
+    }
+    void wait(ticket_type) const {}
+};
+struct messaging_without_ticket_type : reaching_communicator {
+    int start(std::span<uly::outgoing const>, std::span<uly::incoming const>) const;
+    void wait(int) const;
+};
+struct messaging_without_start : messaging_communicator {
+    ticket_type start(std::span<uly::outgoing const>, std::span<uly::incoming const>) const = delete;
+};
+struct messaging_with_another_ticket : messaging_communicator {
+    long start(std::span<uly::outgoing const>, std::span<uly::incoming const>) const;
+};
+struct messaging_without_wait : messaging_communicator {
+    void wait(ticket_type) const = delete;
+};
+struct messaging_without_fence : messaging_communicator {
+    void fence(uly::fence_status const&) const = delete;
+};
+
+struct leaving_communicator : communicator {
+    void leave(std::string_view) const {}
+};
+struct leaving_without_leave : leaving_communicator {
+    void leave(std::string_view) const = delete;
+};
+
 struct reducing_communicator : communicator {
     template <class T>
     void all_reduce(std::span<T>, uly::reduction) const {}
@@ -318,10 +349,10 @@ struct projection_without_out_gradients : differentiable_projection {
 // observer ----------------------------------------------------------------------------------------
 
 struct observer {
-    void begin(uly::step_id) {}
-    void end(uly::step_id) {}
-    void moved(int, int, std::size_t) {}
-    void fence() {}
+    void begin(uly::step_id) noexcept {}
+    void end(uly::step_id) noexcept {}
+    void moved(int, int, std::size_t) noexcept {}
+    void fence() noexcept {}
 };
 struct observer_without_begin : observer {
     void begin(uly::step_id) = delete;
@@ -334,6 +365,36 @@ struct observer_without_moved : observer {
 };
 struct observer_without_fence : observer {
     void fence() = delete;
+};
+struct observer_with_throwing_begin : observer {
+    void begin(uly::step_id);
+};
+struct observer_with_throwing_end : observer {
+    void end(uly::step_id);
+};
+struct observer_with_throwing_moved : observer {
+    void moved(int, int, std::size_t);
+};
+struct observer_with_throwing_fence : observer {
+    void fence();
+};
+/// Is told of whole calls too.
+struct call_observer : observer {
+    using observer::begin, observer::end;
+    void begin(uly::pass_kind) noexcept {}
+    void end(uly::pass_kind) noexcept {}
+};
+struct call_observer_with_throwing_begin : call_observer {
+    using call_observer::begin;
+    void begin(uly::pass_kind);
+};
+struct call_observer_without_end : observer {
+    using observer::begin;
+    void begin(uly::pass_kind) noexcept {}
+};
+struct call_observer_without_begin : observer {
+    using observer::end;
+    void end(uly::pass_kind) noexcept {}
 };
 struct unique_observer : observer {
     unique_observer() = default;

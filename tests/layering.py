@@ -19,7 +19,7 @@ LAYERS = [  # from the top; those of one line are siblings that never include ea
     ["pipeline"],
     ["stage"],
     ["exchange"],
-    ["comm", "attention", "gemm", "projection", "space"],
+    ["comm", "attention", "gemm", "observer", "projection", "space"],
     ["plan"],
     ["core"],
     ["config"],

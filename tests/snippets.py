@@ -4,7 +4,8 @@
 
 A code block in README.md or docs/*.md that follows `<!-- cut from FILE -->` must be code of that file,
 apart from indentation: one of the regions between `// [snippet]` and `// [/snippet]`, or, in a file
-without such regions, any run of whole lines.
+without such regions, any run of whole lines. A region that begins with `// [snippet NAME]` is cut by
+`<!-- cut from FILE NAME -->`.
 """
 
 import difflib
@@ -15,9 +16,10 @@ import textwrap
 
 import tally
 
-BLOCK = re.compile(r"^[ \t]*<!-- cut from (\S+) -->[ \t]*\n\s*?^([ \t]*)```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.M | re.S)
+BLOCK = re.compile(r"^[ \t]*<!-- cut from (\S+)(?: (\S+))? -->[ \t]*\n\s*?^[ \t]*```[^\n]*\n(.*?)^[ \t]*```[ \t]*$",
+                   re.M | re.S)
 MARK = re.compile(r"<!-- cut from ")
-REGION = re.compile(r"^[ \t]*// \[snippet\][ \t]*\n(.*?)^[ \t]*// \[/snippet\][ \t]*$", re.M | re.S)
+REGION = re.compile(r"^[ \t]*// \[snippet(?: (\S+))?\][ \t]*\n(.*?)^[ \t]*// \[/snippet\][ \t]*$", re.M | re.S)
 
 
 def lines(text):
@@ -31,9 +33,12 @@ def occurs(block, source):
     return any(lines("\n".join(all_lines[at:at + len(wanted)])) == wanted for at in range(last + 1))
 
 
-def complaint(block, source):
+def complaint(block, source, name=""):
     """Why block is not a cut of source, or None."""
-    regions = REGION.findall(source)
+    marked = REGION.findall(source)
+    regions = [text for own, text in marked if own == name]
+    if not regions and (marked or name):
+        return f"there is no region `// [snippet{' ' + name if name else ''}]`"
     if not regions:
         return None if occurs(block, source) else "no run of lines there is this block"
     if any(lines(region) == lines(block) for region in regions):
@@ -52,9 +57,12 @@ def main(repository):
         if len(blocks) != len(MARK.findall(text)):
             count.fail(document.name, "a `cut from` line is not followed by a code block")
         for match in blocks:
-            name = f"{document.name}:{text.count(chr(10), 0, match.start()) + 1} cut from {match[1]}"
+            line = text.count(chr(10), 0, match.start()) + 1
+            name = " ".join([f"{document.name}:{line} cut from {match[1]}", *filter(None, [match[2]])])
             source = root / match[1]
-            wrong = complaint(match[3], source.read_text(encoding="utf-8")) if source.is_file() else "no such file"
+            wrong = "no such file"
+            if source.is_file():
+                wrong = complaint(match[3], source.read_text(encoding="utf-8"), match[2] or "")
             count.fail(name, wrong) if wrong else count.ok(name)
     if count.passed + count.failed == 0:
         count.fail("README.md", "there is no code block that was cut from an example")

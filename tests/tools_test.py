@@ -7,10 +7,13 @@ import io
 import json
 import pathlib
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
 
+import compile_fail  # noqa: E402
+import errors  # noqa: E402
 import layering  # noqa: E402
 import snippets  # noqa: E402
 import summarise_tests  # noqa: E402
@@ -119,6 +122,91 @@ class cuts(unittest.TestCase):
     def test_without_regions_any_run_of_lines_will_do(self):
         self.assertIsNone(snippets.complaint("int b;\n", "int a;\n  int b;\n"))
         self.assertIsNotNone(snippets.complaint("int a;\n", "int a; int b;\n"))
+
+    def test_named_regions_are_told_apart(self):
+        source = self.source + "// [snippet end]\nint e;\n// [/snippet]\n"
+        self.assertIsNone(snippets.complaint("int e;\n", source, "end"))
+        self.assertIsNone(snippets.complaint("int b;\n  int c;\n", source))
+        self.assertIn("differs", snippets.complaint("int e;\n", source))
+        self.assertIn("differs", snippets.complaint("int b;\n  int c;\n", source, "end"))
+        self.assertIn("no region `// [snippet start]`", snippets.complaint("int e;\n", source, "start"))
+        block = snippets.BLOCK.search("<!-- cut from a.cpp end -->\n```cpp\nint e;\n```\n")
+        self.assertEqual(block.groups(), ("a.cpp", "end", "int e;\n"))
+
+
+class error_rules(unittest.TestCase):
+    codes = {"invalid_call", "invalid_tensor", "disagreement", "peer_failed"}
+
+    def rules(self, text):
+        found, wrong = errors.rules_of("a.hpp", text, self.codes)
+        return [(each.code, each.operation, each.text) for each in found], wrong
+
+    def test_a_raise_over_several_lines(self):
+        text = '''if (a, b) raise(errc::invalid_call, at, concat(call, ": q"),  // raise(
+                      "one (rule), "
+                      "of two parts", f(a, b), " of ", c);'''
+        self.assertEqual(self.rules(text), ([("invalid_call", "…: q", "one (rule), of two parts")], []))
+
+    def test_a_rule_with_a_hole(self):
+        self.assertEqual(self.rules('raise(errc::disagreement, {}, "x", concat(field, " must agree"), 1);')[0],
+                         [("disagreement", "x", "… must agree")])
+
+    def test_a_message_that_is_thrown(self):
+        for call in ("throw_error(errc::peer_failed,", "status.fail(errc::peer_failed,", "throw peer_failed("):
+            self.assertEqual(self.rules(f'{call} concat("ulysses: run: a rank threw: rank ", rank));'),
+                             ([("peer_failed", "run", "a rank threw")], []))
+
+    def test_a_sentence_is_no_message(self):
+        self.assertEqual(self.rules('static_assert(x<a, b>, "ulysses: a type must have: this and that.");'), ([], []))
+
+    def test_a_comment_is_no_call(self):
+        text = '/// raise(errc::invalid_call, at, "x", "y", z)\n/* "ulysses: a: b: c" */'
+        self.assertEqual(self.rules(text), ([], []))
+
+    def test_a_rule_that_is_given_to_a_lambda(self):
+        text = '''auto const refuse = [](char const* rule, auto const&... values) {
+                      raise(errc::invalid_tensor, {}, "attention", rule, values...); };
+                  refuse("rows must be contiguous", 1); other.refuse(status);'''
+        self.assertEqual(self.rules(text), ([("invalid_tensor", None, "rows must be contiguous")], []))
+
+    def test_rules_of_a_variable(self):
+        text = 'auto const rule = a ? std::string("this") : concat("that ", b); throw_disagreement(r, rule, v);'
+        self.assertEqual([each[2] for each in self.rules(text)[0]], ["this", "that …"])
+
+    def test_what_is_not_of_the_form(self):
+        for text in ('raise(errc::invalid_call, at, "x", "no values");', 'raise(errc::invalid_call, at, "x", text, 1);',
+                     'raise(code, at, "x", "no errc", 1);', 'throw_error(errc::peer_failed, "ulysses: no values: ");'):
+            self.assertEqual(len(self.rules(text)[1]), 1, text)
+
+    def page(self, rows, code="invalid_call"):
+        head = "| operation | rule | cause | mend |\n|---|---|---|---|"
+        sections, wrong = errors.rows_of(f"## `{code}`\n\n{head}\n{rows}\n")
+        found = [errors.rule("invalid_call", "x", "a rule", "a.hpp:1")]
+        return wrong + errors.compare(found, sections)
+
+    def test_the_page_and_the_code(self):
+        row = "| `w`, `x` | `a rule` | cause | mend |"
+        self.assertEqual(self.page(row), [])
+        self.assertEqual(len(self.page("")), 1)
+        self.assertEqual(len(self.page(row + "\n| `x` | `another` | cause | mend |")), 1)
+        self.assertEqual(len(self.page("| `w` | `a rule` | cause | mend |")), 2)
+        self.assertEqual(len(self.page(row, "invalid_tensor")), 2)
+        self.assertTrue(self.page("| `x` | `a rule` | | mend |"))
+
+    def test_the_codes(self):
+        text = "enum class errc : std::uint32_t { none = 0, a,  ///< b, c\n d, };"
+        self.assertEqual(errors.codes_of(text), {"a", "d"})
+
+
+class compile_fail_cases(unittest.TestCase):
+    def test_expectations(self):
+        with tempfile.TemporaryDirectory() as folder:
+            case = pathlib.Path(folder, "case.cpp")
+            case.write_text("// SPDX\n// expect: one\n// expect: two\n// never: three\n\n// expect: late\n"
+                            "f();  // refused\n")
+            self.assertEqual(compile_fail.expectations(case), (["one", "two", "case.cpp:7:"], ["three"]))
+            case.write_text("// SPDX\nf();  // refused\n")
+            self.assertEqual(compile_fail.expectations(case), ([], []))
 
 
 if __name__ == "__main__":

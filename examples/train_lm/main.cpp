@@ -3,10 +3,13 @@
 #include "options.hpp"
 #include "report.hpp"
 #include "text.hpp"
+#include "trace.hpp"
 #include "train.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,11 +27,16 @@ auto chosen(lm::options const& given) {
 
 int run(lm::options const& given) {
     lm::text const source(given.text_file, given.tokens);
+    std::optional<lm::trace_file> trace;
+    if (!given.trace.empty()) trace.emplace(given.trace);
+    auto const traced = std::max_element(given.ranks.begin(), given.ranks.end());
     lm::print_head(given, source);
     std::vector<lm::run_report> runs;
-    for (auto const ranks : given.ranks)
-        runs.push_back(chosen(given)(ranks, given, source, runs.size() + 1 == given.ranks.size()));
+    for (auto each = given.ranks.begin(); each != given.ranks.end(); ++each)
+        runs.push_back(chosen(given)(*each, given, source, each + 1 == given.ranks.end(),
+                                     trace && each == traced ? &*trace : nullptr));
     lm::print_report(given, runs);
+    if (trace) trace->write(given);
     auto const wrong = lm::complaint(given, runs);
     if (wrong.empty()) return 0;
     std::fprintf(stderr, "train_lm: %s\n", wrong.c_str());

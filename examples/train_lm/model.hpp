@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace lm {
@@ -25,7 +26,9 @@ class model {
    public:
     using ranks_type = ulysses::threads::communicator;
 
-    model(ranks_type ranks, model_shape const& shape, Attention attention)
+    /// `recorder`, if any, is told what attention does in each layer.
+    model(ranks_type ranks, model_shape const& shape, Attention attention,
+          ulysses::trace_recorder* recorder = nullptr)
         : shape_(shape),
           attention_(ranks, ulysses::sequence_local{}, attention,
                      ulysses::shape{.heads = shape.heads,
@@ -33,8 +36,11 @@ class model {
                                     .head_dim = shape.head_dim(),
                                     .mask = ulysses::mask::causal},
                      projection_type(gemm{}, rope(shape.head_dim())),
-                     ulysses::counting_observer(ranks.rank())),
-          layers_(static_cast<std::size_t>(shape.layers)) {}
+                     observer_type(ulysses::counting_observer(ranks.rank()), {})),
+          layers_(static_cast<std::size_t>(shape.layers)) {
+        for (std::size_t i = 0; recorder != nullptr && i < layers_.size(); ++i)
+            layers_[i].seen = recorder->observe("layer " + std::to_string(i));
+    }
 
     /// Logits [B, s, 256] of the tokens this rank holds; bytes [B, s]. Keeps what `backward` needs.
     tensor<T> const& forward(ulysses::sequence const& step, weights<T> const& w,
@@ -64,6 +70,7 @@ class model {
     }
 
     auto& attention() { return attention_; }
+    auto& counted() { return attention_.observer().template get<ulysses::counting_observer>(); }
 
     /// What forward leaves for backward, and the working tensors, on this rank.
     std::size_t activation_bytes() const {
@@ -84,17 +91,20 @@ class model {
     /// What the library holds beside: the pipeline's scratch and the windows that all its calls
     /// share.
     std::size_t workspace_bytes() const {
-        return attention_.scratch_bytes() + attention_.ranks().shared_window_bytes(ulysses::arena::inbox) +
+        return attention_.scratch_bytes() +
+               attention_.ranks().shared_window_bytes(ulysses::arena::inbox) +
                attention_.ranks().shared_window_bytes(ulysses::arena::outbox);
     }
 
    private:
     using projection_type = ulysses::dense<gemm, rope>;
+    using observer_type = ulysses::observers<ulysses::counting_observer, ulysses::trace_observer>;
     using pipeline_type = ulysses::pipeline<ranks_type, ulysses::sequence_local, Attention,
-                                            projection_type, ulysses::counting_observer>;
+                                            projection_type, observer_type>;
 
     struct layer {
         typename pipeline_type::context_type context;
+        ulysses::trace_observer seen;                // does nothing without a recorder
         tensor<T> in, attention_in, middle, mlp_in;  // [B, s, C]
         tensor<T> gate_up, hidden;                   // [B, s, 2F], [B, s, F]
         tensor<T> attention_inverse, mlp_inverse;    // [B, s, 1]
@@ -132,9 +142,15 @@ class model {
         return logits_;
     }
 
+    /// The pipeline's calls are those of `a` from here on.
+    void observe(layer const& a) {
+        attention_.observer().template get<ulysses::trace_observer>() = a.seen;
+    }
+
     /// x + attention(norm(x)), then x + mlp(norm(x)).  a.in [B, s, C] -> out [B, s, C]
     void layer_forward(ulysses::sequence const& step, layer& a, layer_weights<T> const& w,
                        tensor<T> const& out, bool keep) {
+        observe(a);
         rms_norm(a.in, w.attention_gain, a.attention_inverse, a.attention_in);
         if (keep)
             attention_.forward(step, a.context, a.attention_in, projections(w), branch_);
@@ -151,6 +167,7 @@ class model {
     /// Turns stream_, the gradient of the layer's output, into that of its input.
     void layer_backward(ulysses::sequence const& step, layer& a, layer_weights<T> const& w,
                         layer_weights<T> const& d) {
+        observe(a);
         linear_gradient(a.hidden, stream_, d.down);
         linear_backward<T>(stream_, w.down, dhidden_);
         swiglu_backward(a.gate_up, dhidden_);

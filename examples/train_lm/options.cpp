@@ -43,6 +43,7 @@ std::optional<options> parse(int argc, char** argv) {
         ->required();
     app.add_option("--ranks", given.ranks, "rank counts to train with, one after the other")
         ->delimiter(',')
+        ->allow_extra_args(false)  // what follows may be TEXT_FILE
         ->check(CLI::Range(1, 64).description(""))
         ->capture_default_str();
     app.add_option("--heads", given.model.heads, "query heads; any number on any number of ranks")
@@ -81,6 +82,8 @@ std::optional<options> parse(int argc, char** argv) {
     app.add_option("--tolerance", given.tolerance,
                    "fail when a loss differs by more from the first rank count's")
         ->check(CLI::NonNegativeNumber.description(""));
+    app.add_option("--trace", given.trace,
+                   "file for a trace of attention in the last 2 steps on the most ranks");
     try {
         app.parse(argc, argv);
         check(given);

@@ -29,6 +29,7 @@ struct options {
     double learning_rate = 3e-3;
     std::int64_t sample = 320;
     std::optional<double> tolerance;
+    std::string trace;  ///< file to write; empty: none
 };
 
 /// *Returns* nothing when the user only asked for help, which is then printed.

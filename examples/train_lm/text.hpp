@@ -36,10 +36,10 @@ class text {
         if (bytes_.empty()) throw bad_input("the text file '" + file + "' is empty");
         auto const least = 20 * static_cast<std::size_t>(tokens + 1);
         if (bytes_.size() < least)
-            throw bad_input("the text file '" + file +
-                            "' is too short: " + std::to_string(bytes_.size()) +
-                            " bytes; sequences of " + std::to_string(tokens) +
-                            " tokens need at least " + std::to_string(least));
+            throw bad_input(
+                "the text file '" + file + "' is too short: " + std::to_string(bytes_.size()) +
+                " bytes; sequences of " + std::to_string(tokens) + " tokens need at least " +
+                std::to_string(least) + ": " + mend(bytes_.size()));
     }
 
     std::span<std::uint8_t const> all() const { return bytes_; }
@@ -49,6 +49,13 @@ class text {
     std::span<std::uint8_t const> held_out() const { return all().last(bytes_.size() / 20); }
 
    private:
+    static std::string mend(std::size_t bytes) {
+        auto const longest = bytes / 20;  // of a sequence and the byte that follows it
+        if (longest < 2) return "give a longer text";
+        return "give a longer text, or lower --tokens to " + std::to_string(longest - 1) +
+               " or less";
+    }
+
     std::vector<std::uint8_t> bytes_;
 };
 

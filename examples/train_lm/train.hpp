@@ -7,6 +7,7 @@
 #include "progress.hpp"
 #include "sample.hpp"
 #include "text.hpp"
+#include "trace.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -42,17 +43,21 @@ class trainer {
    public:
     using ranks_type = ulysses::threads::communicator;
 
-    trainer(ranks_type ranks, options const& given, text const& source)
+    /// `recorder`, if any, is paused; it records the last steps.
+    trainer(ranks_type ranks, options const& given, text const& source,
+            ulysses::trace_recorder* recorder)
         : ranks_(ranks),
           given_(given),
           source_(source),
-          model_(ranks, given.model, Attention{}),
+          recorder_(recorder),
+          model_(ranks, given.model, Attention{}, recorder),
           weights_(given.model),
           gradients_(given.model),
           optimizer_(weights_.all().size()),
           step_(ulysses::sequence::agree(
               ranks, {.batch = given.batch, .tokens = share_of(given.tokens)})) {
         weights_.initialise(given.seed);
+        if (recorder_ != nullptr) input_ = recorder_->observe("input");
     }
 
     run_report run(progress& bar) {
@@ -61,13 +66,16 @@ class trainer {
         report.parameters = weights_.all().size();
         report.first_bits = held_out_bits();
         std::mt19937_64 generator(given_.seed);
-        auto& counted = model_.attention().observer();
+        auto& counted = model_.counted();
         counted.reset();
         auto const begin = std::chrono::steady_clock::now();
         for (std::int64_t i = 0; i < given_.steps; ++i) {
+            if (recorder_ != nullptr && i == given_.steps - traced_steps(given_))
+                recorder_->resume();
             report.losses.push_back(train_step(i, generator));
             bar.show(i + 1, given_.steps, report.losses.back());
         }
+        if (recorder_ != nullptr) recorder_->pause();
         report.seconds =
             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         report.moved_bytes =
@@ -98,8 +106,10 @@ class trainer {
     /// *Returns* the loss in nats a token, the same on every rank.
     double train_step(std::int64_t i, std::mt19937_64& generator) {
         auto const from = source_.training();
+        input_.begin(ulysses::step_id::shard);
         batch_.take(step_, ranks_.rank(), from,
                     random_starts(generator, given_.batch, given_.tokens, from.size()));
+        input_.end(ulysses::step_id::shard);
         auto const& logits = model_.forward(step_, weights_, batch_.bytes);
         auto const tokens = static_cast<double>(given_.batch * given_.tokens);
         auto const loss = sum_over_ranks(cross_entropy(logits, batch_.targets)) / tokens;
@@ -152,6 +162,8 @@ class trainer {
     ranks_type ranks_;
     options const& given_;
     text const& source_;
+    ulysses::trace_recorder* recorder_;
+    ulysses::trace_observer input_;
     model<T, Attention> model_;
     weights<T> weights_, gradients_;
     adamw<T> optimizer_;
@@ -159,12 +171,16 @@ class trainer {
     batch batch_;
 };
 
-/// Trains with `ranks` ranks, each a thread of this process. The last run writes the sample.
+/// Trains with `ranks` ranks, each a thread of this process. The last run writes the sample. `trace`,
+/// if any, records this run.
 template <class T, class Attention>
-run_report train(int ranks, options const& given, text const& source, bool last) {
+run_report train(int ranks, options const& given, text const& source, bool last,
+                 trace_file* trace) {
     run_report report;
+    if (trace != nullptr) trace->prepare(ranks, given);
     ulysses::threads::run(ranks, [&](ulysses::threads::communicator handle) {
-        trainer<T, Attention> mine(handle, given, source);
+        trainer<T, Attention> mine(handle, given, source,
+                                   trace != nullptr ? &trace->of(handle.rank()) : nullptr);
         progress bar(handle.rank() == 0, ranks);
         auto seen = mine.run(bar);
         if (last) mine.write_sample(seen);

@@ -47,14 +47,16 @@ template <class Comm, class Layout, class Attention, class Projection = no_proje
           class Observer = no_observer, class Shape = shape>
 class pipeline {
     static_assert(reaches_memory<Comm> || explain_reach<Comm>());
+    static_assert(sends_messages_or_none<Comm>());
+    static_assert(space<typename Comm::space_type> || explain_space<typename Comm::space_type>());
+    static_assert(layout_policy<Layout> || explain_layout_policy<Layout>());
     static_assert(std::is_same_v<Layout, sequence_local> || std::is_same_v<Layout, head_local>,
                   "ulysses: a pipeline's operands are sequence_local or head_local.");
     static_assert(attends_some_element<Attention>());
     static_assert(same_space<typename Comm::space_type, typename Attention::space_type>());
+    static_assert(explain_space_of_projection<Projection>());
     static_assert(same_space<typename Comm::space_type, typename Projection::space_type>());
-    static_assert(observer<Observer>,
-                  "ulysses: an observer must have members begin(step_id), end(step_id), "
-                  "moved(int from, int to, std::size_t bytes) and fence().");
+    static_assert(ulysses::observer<Observer> || explain_observer<Observer>());
     static_assert(std::is_same_v<Shape, shape> || detail::is_fixed_shape<Shape>,
                   "ulysses: a pipeline's shape is ulysses::shape or ulysses::fixed<...>.");
 
@@ -115,13 +117,14 @@ class pipeline {
         static_assert(mutable_outputs<DQ, DK, DV>());
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
+        observed_call const call(observer_, pass_kind::attend_backward);
         auto const& moves = planned_by_all(step, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep != keep::exchanged)
                     raise(errc::invalid_call, at, "attend_backward",
                           "keep::local and keep::nothing need q, k, v and o again",
-                          "they were not given");
+                          "they were not given, the layer has keep::", kept());
                 take_gradients(local, moves, dout, dq, dk, dv, at);
                 if (!pass_.exchanging(plan_)) {
                     local.q = packed<T>(saved.q, query_extents<Layout>(moves, layer_.head_dim));
@@ -142,12 +145,14 @@ class pipeline {
         static_assert(mutable_outputs<DQ, DK, DV>());
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
+        observed_call const call(observer_, pass_kind::attend_backward);
         auto const& moves = planned_by_all(step, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep == keep::exchanged)
                     raise(errc::invalid_call, at, "attend_backward",
-                          "keep::exchanged has kept q, k, v and o", "they were given again");
+                          "keep::exchanged has kept q, k, v and o",
+                          "they were given again, the layer has keep::", kept());
                 take_inputs(local, moves, "attend_backward", q, k, v, at);
                 auto const kept_o = view_of_heads<Layout>(o, "attend_backward: o", at);
                 check_operand("attend_backward", "o", kept_o,
@@ -189,11 +194,9 @@ class pipeline {
         static_assert(std::is_same_v<Layout, sequence_local>,
                       "ulysses: a projection accepts sequence_local views only; head_local "
                       "pipelines have `attend`.");
-        static_assert(
-            differentiable_projection_for<Projection, T, Weights, Gradients>,
-            "ulysses: backward needs a projection with project_in_backward, project_out_backward "
-            "and "
-            "project_out_gradients for these weights and gradients (see ulysses::dense).");
+        static_assert(differentiable_projection_for<Projection, T, Weights, Gradients> ||
+                      explain_differentiable_projection<Projection, T, Weights, Gradients>());
+        observed_call const call(observer_, pass_kind::backward);
         auto const& moves = planned_by_all(step, at);
         auto const rank = ranks().rank();
         token_view<T const> x_view, dy_view;
@@ -350,6 +353,8 @@ class pipeline {
 
     auto queue() const { return queue_of(ranks()); }
 
+    std::string kept() const { return text_of(term::keep, static_cast<std::int64_t>(layer_.keep)); }
+
     template <class T>
     tensor_view<T, Layout> packed(memory_type& memory, extents4 const& extents) const {
         return packed_in<T, Layout>(memory, extents, queue());
@@ -360,6 +365,7 @@ class pipeline {
                      O const& o, where at) {
         using T = operand_type<Q, K, V, O>;
         static_assert(mutable_outputs<O>());
+        observed_call const call(observer_, pass_kind::attend);
         auto const& moves = planned_by_all(step, at);
         pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
             take_inputs(local, moves, "attend", q, k, v, at);
@@ -380,10 +386,9 @@ class pipeline {
         static_assert(std::is_same_v<Layout, sequence_local>,
                       "ulysses: a projection accepts sequence_local views only; head_local "
                       "pipelines have `attend`.");
-        static_assert(
-            projection_for<Projection, T, Weights>,
-            "ulysses: forward needs a projection with project_in and project_out for these weights "
-            "(see ulysses::dense); pipelines without one have `attend`.");
+        static_assert(projection_for<Projection, T, Weights> ||
+                      explain_projection<Projection, T, Weights>());
+        observed_call const call(observer_, pass_kind::forward);
         auto const& moves = planned_by_all(step, at);
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
@@ -398,8 +403,9 @@ class pipeline {
                 check_apart("forward", "y", y_view, "x", x_view, at);
                 if (step.cross())
                     raise(errc::invalid_sequence, at, "forward",
-                          "q, k and v are projected from one x",
-                          "the step has keys of their own: project them and use attend");
+                          "q, k and v are projected from one x", "the step has ",
+                          step.queries().total(), " queries and ", step.keys().total(),
+                          " keys of their own; project them and use attend");
                 auto const memory = six_step_memory(saved);
                 auto const q = packed<T>(*memory.q, query_extents<Layout>(moves, layer_.head_dim));
                 auto const k = packed<T>(*memory.k, key_extents<Layout>(moves, layer_.head_dim));

@@ -11,6 +11,10 @@
 #include <ulysses/comm/threads.hpp>
 #include <ulysses/config/version.hpp>
 #include <ulysses/gemm/builtin.hpp>
+#include <ulysses/observer/counting.hpp>
+#include <ulysses/observer/several.hpp>
+#include <ulysses/observer/trace.hpp>
+#include <ulysses/observer/write_trace.hpp>
 #include <ulysses/pipeline.hpp>
 #include <ulysses/projection/dense.hpp>
 #include <ulysses/space/host.hpp>

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/attention/blocked.hpp>
+#include <ulysses/attention/reference.hpp>
 #include <ulysses/gemm/builtin.hpp>
 
-#include "blocked_checks.hpp"
+#include "problem.hpp"
+
+#include <doctest/doctest.h>
 
 using namespace attention_test;
 using builtin_attention = ulysses::blocked_attention<ulysses::builtin_gemm>;
@@ -12,19 +16,6 @@ static_assert(ulysses::differentiable_attention_for<builtin_attention, double>);
 static_assert(ulysses::differentiable_attention_for<builtin_attention, ulysses::bf16>);
 static_assert(ulysses::differentiable_attention_for<builtin_attention, ulysses::half>);
 static_assert(builtin_attention::row_multiple() == 1);
-
-TEST_CASE_TEMPLATE("blocked_attention over builtin_gemm: within rounding of the reference", T,
-                   float, double, ulysses::bf16, ulysses::half) {
-    compare_with_reference<builtin_attention, T>();
-}
-
-TEST_CASE_TEMPLATE("blocked_attention over builtin_gemm: a row's bits do not depend on the cuts", T,
-                   float, double, ulysses::bf16) {
-    for (auto mask : {ulysses::mask::full, ulysses::mask::causal}) {
-        compare_cuts<builtin_attention, T>({0, 1, 2, 100, 127, 128, 256, 259, 512, 530, 600}, mask);
-        compare_cuts<builtin_attention, T>({0, 5, 40}, mask);
-    }
-}
 
 TEST_CASE("blocked_attention: dk and dv are added to, and items of one head add up") {
     std::mt19937_64 random{3};

@@ -7,12 +7,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -90,29 +88,6 @@ report same_error(int ranks, Body const& body) {
     return reports[0];
 }
 
-/// Nothing, a yield or a short sleep: ranks meet in any order.
-class delays {
-   public:
-    delays(std::uint64_t seed, int rank)
-        : random_(seed * 1000 + static_cast<std::uint64_t>(rank)) {}
-    void wait() {
-        auto const drawn = random_() % 16;
-        if (drawn == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
-        if (drawn < 4) std::this_thread::yield();
-    }
-
-   private:
-    std::mt19937_64 random_;
-};
-
-/// Bytes that depend on rank and place.
-std::vector<std::byte> pattern(int rank, std::size_t bytes) {
-    std::vector<std::byte> data(bytes);
-    for (std::size_t i = 0; i < bytes; ++i)
-        data[i] = static_cast<std::byte>(37 * at(rank) + i * 11 + 5);
-    return data;
-}
-
 template <class T>
 bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
     return a.size() == b.size() &&
@@ -122,65 +97,6 @@ bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
 }  // namespace
 
 // fence -------------------------------------------------------------------------------------------
-
-TEST_CASE("threads: what is written before a fence is read after it") {
-    for (int const ranks : group_sizes) {
-        CAPTURE(ranks);
-        std::uint64_t const seed = 11;
-        CAPTURE(seed);
-        std::vector<std::array<int, 32>> memory(
-            at(ranks));  // each rank's, nothing guards it but the fence
-        run(ranks, [&](group g) {
-            delays slow(seed, g.rank());
-            for (int round = 0; round < 100; ++round) {
-                slow.wait();
-                memory[at(g.rank())].fill(1000 * round + g.rank());
-                slow.wait();
-                g.fence({});
-                for (int r = 0; r < ranks; ++r)
-                    for (auto const value : memory[at(r)])
-                        require(value == 1000 * round + r, "stale memory");
-                g.fence({});
-            }
-        });
-    }
-}
-
-TEST_CASE("threads: a failed status is the same error on every rank, and the group goes on") {
-    for (int const ranks : group_sizes) {
-        CAPTURE(ranks);
-        auto const culprit = ranks / 2;
-        auto const seen = same_error(ranks, [&](group g) {
-            fence_status status;
-            if (g.rank() >= culprit)
-                status.fail(errc::invalid_tensor, uly::concat("ulysses: q: wrong: ", g.rank()));
-            g.fence(status);
-        });
-        CHECK(seen.code == errc::invalid_tensor);
-        CHECK(seen.rank == culprit);
-        CHECK(seen.text == uly::concat("ulysses: q: wrong: ", culprit, " (rank ", culprit, ")"));
-    }
-}
-
-TEST_CASE("threads: ranks in different calls or with different plans are told so") {
-    auto const calls = same_error(4, [](group g) {
-        if (g.rank() == 2) g.begin_call();
-        fence_status status;
-        status.call = g.begin_call();
-        g.fence(status);
-    });
-    CHECK(calls.code == errc::disagreement);
-    CHECK(calls.rank == 2);
-    CHECK(contains(calls.text, "rank 0 is in call 1, rank 2 in call 2"));
-    auto const plans = same_error(4, [](group g) {
-        fence_status status;
-        status.plan = g.rank() == 3 ? 8 : 7;
-        g.fence(status);
-    });
-    CHECK(plans.code == errc::disagreement);
-    CHECK(plans.rank == 3);
-    CHECK(contains(plans.text, "plan of rank 0 is 7, of rank 3 8"));
-}
 
 TEST_CASE("threads: ranks in different collective calls are told so, whatever the two are") {
     using call = std::function<void(group)>;
@@ -217,14 +133,6 @@ TEST_CASE("threads: ranks in different collective calls are told so, whatever th
             CHECK(contains(seen.text,
                            uly::concat("rank 0 is in ", most.name, ", rank 1 in ", other.name)));
         }
-}
-
-TEST_CASE("threads: calls are counted for each rank, by all copies of its handle") {
-    run(3, [](group g) {
-        auto const copy = g;
-        for (std::uint64_t i = 1; i < 10; ++i)
-            require((i % 2 == 0 ? g : copy).begin_call() == i, "a call is miscounted");
-    });
 }
 
 // failures ----------------------------------------------------------------------------------------
@@ -379,6 +287,36 @@ TEST_CASE("threads: groups and handles that cannot be") {
     CHECK_THROWS_AS(two.handle(-1), uly::invalid_call);
 }
 
+TEST_CASE("threads: a handle that names no group says so, whatever is called") {
+    group const nobody;
+    CHECK(nobody.size() == 0);
+    std::array<std::byte, 4> data{};
+    double x = 1;
+    std::vector<std::function<void()>> const calls{
+        [&] { nobody.begin_call(); },
+        [&] { nobody.fence({}); },
+        [&] { nobody.make_window(8); },
+        [&] { nobody.shared_window(uly::arena::inbox, 8); },
+        [&] { nobody.shared_window_bytes(uly::arena::inbox); },
+        [&] { nobody.close(); },
+        [&] { nobody.all_reduce(std::span(&x, 1), reduction::sum); },
+        [&] { nobody.all_gather(data, data); },
+        [&] { nobody.broadcast(data, 0); },
+        [&] { nobody.split(0, 0); },
+        [&] { nobody.wait(nobody.start({}, {})); },
+        [&] { nobody.leave("x"); },
+        [&] { nobody.finish(); },
+    };
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+        CAPTURE(i);
+        auto const seen = report_of(calls[i]);
+        CHECK(seen.code == errc::invalid_call);
+        CHECK(seen.text ==
+              "ulysses: threads::communicator: a handle must name a group: it was made "
+              "without one");
+    }
+}
+
 TEST_CASE(
     "threads: what a rank shows stays while it is read, even when the group fails meanwhile") {
     // A rank that leaves a call by an error frees its operand at once; the address sanitizer sees a
@@ -413,8 +351,9 @@ TEST_CASE(
 
 // reductions --------------------------------------------------------------------------------------
 
-TEST_CASE_TEMPLATE("threads: all_reduce combines in rank order, the same bits on every rank", T,
-                   float, double, std::int64_t, std::int8_t) {
+// What the concept asks for, conformance_test.cpp checks; these numbers are more than that.
+TEST_CASE("threads: all_reduce combines small integers too") {
+    using T = std::int8_t;
     for (int const ranks : group_sizes)
         for (int const count : {0, 1, 2, 3, 7, 100, 1025})  // also fewer than ranks
             for (auto const op : {reduction::sum, reduction::min, reduction::max}) {
@@ -424,16 +363,8 @@ TEST_CASE_TEMPLATE("threads: all_reduce combines in rank order, the same bits on
                 std::uint64_t const seed = at(1000 * ranks + count);
                 CAPTURE(seed);
                 std::mt19937_64 random{seed};
-                // Of so different sizes that another order of a sum has other bits.
                 for (auto& each : values)
-                    for (auto& x : each) {
-                        auto const drawn = static_cast<std::int64_t>(random() % 2001) - 1000;
-                        if constexpr (std::is_floating_point_v<T>)
-                            x = static_cast<T>(std::ldexp(static_cast<double>(drawn),
-                                                          static_cast<int>(random() % 60) - 30));
-                        else
-                            x = static_cast<T>(drawn % 13);
-                    }
+                    for (auto& x : each) x = static_cast<T>(static_cast<int>(random() % 25) - 12);
                 auto expected = values[0];
                 for (std::size_t i = 0; i < expected.size(); ++i)
                     for (std::size_t r = 1; r < values.size(); ++r) {
@@ -445,30 +376,6 @@ TEST_CASE_TEMPLATE("threads: all_reduce combines in rank order, the same bits on
                 run(ranks, [&](group g) { g.all_reduce(std::span(values[at(g.rank())]), op); });
                 for (auto const& each : values) CHECK(same_bits(each, expected));
             }
-}
-
-TEST_CASE("threads: all_gather and broadcast") {
-    for (int const ranks : group_sizes)
-        for (std::size_t const bytes : {0u, 1u, 5u, 4096u}) {
-            CAPTURE(ranks);
-            CAPTURE(bytes);
-            std::vector<std::byte> expected;
-            for (int r = 0; r < ranks; ++r) {
-                auto const part = pattern(r, bytes);
-                expected.insert(expected.end(), part.begin(), part.end());
-            }
-            run(ranks, [&](group g) {
-                auto const mine = pattern(g.rank(), bytes);
-                std::vector<std::byte> all(at(ranks) * bytes, std::byte{0xee});
-                g.all_gather(mine, all);
-                require(all == expected, "a wrong gather");
-                for (int root = 0; root < ranks; ++root) {
-                    auto data = mine;
-                    g.broadcast(data, root);
-                    require(data == pattern(root, bytes), "a wrong broadcast");
-                }
-            });
-        }
 }
 
 TEST_CASE("threads: sizes and arguments that differ are the same error on every rank") {
@@ -521,41 +428,6 @@ TEST_CASE("threads: sizes and arguments that differ are the same error on every 
 
 // split -------------------------------------------------------------------------------------------
 
-TEST_CASE("threads: split groups by color, orders by key, then rank") {
-    for (int const ranks : group_sizes) {
-        CAPTURE(ranks);
-        run(ranks, [&](group g) {
-            auto const me = g.rank();
-            auto const halves = g.split(me % 2, 0);
-            require(halves.rank() == me / 2, "a wrong rank by equal keys");
-            require(halves.size() == (ranks + 1 - me % 2) / 2, "a wrong size");
-            auto const backwards = g.split(-7, -me);
-            require(backwards.rank() == ranks - 1 - me && backwards.size() == ranks,
-                    "a wrong rank by keys");
-            auto const alone = g.split(me, 5);
-            require(alone.rank() == 0 && alone.size() == 1, "not alone");
-
-            // The groups are at work side by side, and do not disturb the one they come from.
-            std::int64_t old = me;
-            halves.all_reduce(std::span(&old, 1), reduction::sum);
-            std::int64_t expected = 0;
-            for (int r = me % 2; r < ranks; r += 2) expected += r;
-            require(old == expected, "a wrong sum in a half");
-            require(g.begin_call() == 1 && halves.begin_call() == 1, "call counts are shared");
-            std::int64_t first = me;
-            backwards.broadcast(std::as_writable_bytes(std::span(&first, 1)), 0);
-            require(first == ranks - 1, "a wrong first rank");
-            g.fence({});
-
-            // Nested, and alive after the group that they were split from is let go.
-            auto pairs = halves.split(halves.rank() / 2, 0);
-            pairs = pairs.split(0, 0);
-            pairs.fence({});
-            require(pairs.size() <= 2, "a wrong nested size");
-        });
-    }
-}
-
 TEST_CASE("threads: a failure reaches the groups that were split, and those split from them") {
     for (bool const nested : {false, true}) {
         CAPTURE(nested);
@@ -584,33 +456,6 @@ TEST_CASE("threads: a failure reaches the groups that were split, and those spli
 }
 
 // windows -----------------------------------------------------------------------------------------
-
-TEST_CASE("threads: windows are written by peers and read by their owner") {
-    for (int const ranks : group_sizes) {
-        CAPTURE(ranks);
-        run(ranks, [&](group g) {
-            constexpr std::size_t part = 40;
-            auto const window = g.make_window(at(ranks) * part);
-            for (int r = 0; r < ranks; ++r)
-                require(reinterpret_cast<std::uintptr_t>(g.address(window, r)) % 64 == 0,
-                        "not aligned");
-            for (int round = 0; round < 20; ++round) {
-                for (int r = 0; r < ranks; ++r) {
-                    auto const data = pattern(100 * round + 10 * g.rank() + r, part);
-                    std::memcpy(g.address(window, r) + at(g.rank()) * part, data.data(), part);
-                }
-                g.fence({});
-                for (int r = 0; r < ranks; ++r) {
-                    auto const data = pattern(100 * round + 10 * r + g.rank(), part);
-                    require(std::memcmp(g.address(window, g.rank()) + at(r) * part, data.data(),
-                                        part) == 0,
-                            "another's bytes");
-                }
-                g.fence({});
-            }
-        });
-    }
-}
 
 TEST_CASE("threads: a window lives until the last rank lets go") {
     run(3, [](group g) {
@@ -742,73 +587,4 @@ TEST_CASE("threads: all_reduce compares operation and type") {
                      g.rank() == 0 ? uly::reduction::sum : uly::reduction::max);
     });
     CHECK(seen.code == errc::disagreement);
-}
-
-// all together ------------------------------------------------------------------------------------
-
-TEST_CASE("threads: 100 rounds of calls in random order with random delays") {
-    for (int const ranks : group_sizes) {
-        std::uint64_t const seed = at(77 + ranks);
-        CAPTURE(ranks);
-        CAPTURE(seed);
-        run(ranks, [&](group g) {
-            std::mt19937_64 common{seed};  // the same on every rank: what is called
-            delays slow(seed, g.rank());
-            auto part = g;
-            for (int round = 0; round < 100; ++round) {
-                slow.wait();
-                auto const drawn = common();
-                auto const amount = static_cast<std::size_t>(drawn >> 8) % 300;
-                switch (drawn % 6) {
-                    case 0: {
-                        std::vector<std::int64_t> values(amount, g.rank());
-                        part.all_reduce(std::span(values), reduction::max);
-                        std::int64_t largest = g.rank();
-                        g.all_reduce(std::span(&largest, 1), reduction::max);
-                        require(largest == ranks - 1, "a wrong largest rank");
-                        for (auto const value : values)
-                            require(value >= g.rank(), "a wrong maximum");
-                        break;
-                    }
-                    case 1: {
-                        auto const mine = pattern(g.rank(), amount);
-                        std::vector<std::byte> all(amount * at(ranks));
-                        g.all_gather(mine, all);
-                        for (int r = 0; r < ranks; ++r) {
-                            auto const theirs = pattern(r, amount);
-                            require(std::equal(theirs.begin(), theirs.end(),
-                                               all.begin() +
-                                                   static_cast<std::ptrdiff_t>(at(r) * amount)),
-                                    "a wrong gather");
-                        }
-                        break;
-                    }
-                    case 2: {
-                        auto const root = static_cast<int>((drawn >> 20) % at(ranks));
-                        auto data = pattern(g.rank(), amount);
-                        g.broadcast(data, root);
-                        require(data == pattern(root, amount), "a wrong broadcast");
-                        break;
-                    }
-                    case 3:
-                        part =
-                            g.split(g.rank() % 3, static_cast<int>((drawn >> 20) % 3) * g.rank());
-                        break;
-                    case 4: {
-                        auto const window =
-                            g.shared_window(uly::arena::inbox, 8 * at(ranks) + amount);
-                        auto const next = (g.rank() + 1) % ranks;
-                        std::memcpy(g.address(window, next), &round, sizeof round);
-                        g.fence({});
-                        int seen = -1;
-                        std::memcpy(&seen, g.address(window, g.rank()), sizeof seen);
-                        require(seen == round, "a stale window");
-                        g.fence({});
-                        break;
-                    }
-                    default: part.fence({}); g.fence({});
-                }
-            }
-        });
-    }
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: ulysses: backward needs a projection with project_in_backward, project_out_backward and project_out_gradients for these weights and gradients (see ulysses::dense).
+// expect: ulysses: backward needs a projection with a const member `project_in_backward(projection_call, x, weights, dq, dk, dv, dx, gradients)` for these weights and gradients (see ulysses::dense).
+// expect: ulysses: backward needs a projection with a const member `project_out_backward(projection_call, weights, dy, dout)` for these weights (see ulysses::dense).
+// expect: ulysses: backward needs a projection with a const member `project_out_gradients(projection_call, o, dy, gradients)` for these gradients (see ulysses::dense).
 
 #include <ulysses/ulysses.hpp>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: ulysses: forward needs a projection with project_in and project_out for these weights (see ulysses::dense); pipelines without one have `attend`.
+// expect: ulysses: a projection must have a const member `project_in(projection_call, x, weights, q, k, v)` for these weights and token_views of the operands' element type (see ulysses::dense); a pipeline without a projection has `attend`.
+// expect: ulysses: a projection must have a const member `project_out(projection_call, o, weights, y)` for these weights and token_views of the operands' element type (see ulysses::dense); a pipeline without a projection has `attend`.
 
 #include <ulysses/ulysses.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: ulysses: an observer must have members begin(step_id), end(step_id), moved(int from, int to, std::size_t bytes) and fence().
+// expect: ulysses: an observer must have a noexcept member `fence()`.
 
 #include <ulysses/ulysses.hpp>
 

@@ -2,6 +2,9 @@
 
 #include <ulysses/comm/serial.hpp>
 #include <ulysses/comm/threads.hpp>
+#include <ulysses/observer/counting.hpp>
+#include <ulysses/observer/several.hpp>
+#include <ulysses/observer/trace.hpp>
 #include <ulysses/pipeline.hpp>
 #include <ulysses/space/host.hpp>
 
@@ -70,10 +73,23 @@ static_assert(!uly::reduces<a::gathering_communicator>);
 static_assert(!uly::gathers<a::splitting_communicator>);
 static_assert(!uly::splits<a::reaching_communicator>);
 
+static_assert(uly::sends_messages<a::messaging_communicator>);
+static_assert(!uly::sends_messages<a::reaching_communicator>);
+static_assert(!uly::sends_messages<a::messaging_without_ticket_type>);
+static_assert(!uly::sends_messages<a::messaging_without_start>);
+static_assert(!uly::sends_messages<a::messaging_with_another_ticket>);
+static_assert(!uly::sends_messages<a::messaging_without_wait>);
+static_assert(!uly::sends_messages<a::messaging_without_fence>);
+
+static_assert(uly::can_leave<a::leaving_communicator>);
+static_assert(!uly::can_leave<a::communicator>);
+static_assert(!uly::can_leave<a::leaving_without_leave>);
+
 template <class C>
 concept complete = uly::reaches_memory<C> && uly::reduces<C> && uly::gathers<C> && uly::splits<C>;
 static_assert(complete<uly::serial>);
 static_assert(complete<uly::threads::communicator>);
+static_assert(uly::sends_messages<uly::threads::communicator> && uly::can_leave<uly::threads::communicator>);
 
 static_assert(uly::attention_for<a::attention, float>);
 static_assert(!uly::attention_for<a::attention, double>);  // its views are of floats
@@ -123,6 +139,21 @@ static_assert(!uly::observer<a::observer_without_begin>);
 static_assert(!uly::observer<a::observer_without_end>);
 static_assert(!uly::observer<a::observer_without_moved>);
 static_assert(!uly::observer<a::observer_without_fence>);
+static_assert(!uly::observer<a::observer_with_throwing_begin>);
+static_assert(!uly::observer<a::observer_with_throwing_end>);
+static_assert(!uly::observer<a::observer_with_throwing_moved>);
+static_assert(!uly::observer<a::observer_with_throwing_fence>);
+static_assert(uly::observer<a::call_observer>);
+static_assert(!uly::observer<a::call_observer_with_throwing_begin>);
+static_assert(!uly::observer<a::call_observer_without_end>);
+static_assert(!uly::observer<a::call_observer_without_begin>);
+static_assert(uly::observes_calls<a::call_observer>);
+static_assert(!uly::observes_calls<a::observer>);
+static_assert(!uly::observes_calls<uly::counting_observer>);
+static_assert(uly::observer<uly::trace_observer>);
+static_assert(uly::observes_calls<uly::trace_observer>);
+static_assert(uly::observer<uly::observers<>>);
+static_assert(uly::observer<uly::observers<a::observer, a::call_observer>>);
 static_assert(!uly::observer<a::unique_observer>);
 
 // Three tiers, each with every element type and const ones.

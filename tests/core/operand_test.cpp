@@ -122,6 +122,20 @@ TEST_CASE("check_operand: data must not be null, unless there is none") {
     CHECK_NOTHROW(uly::check_output("attend", "o", nothing, {2, 0, 4, 5}));
 }
 
+TEST_CASE("check_operand: what 64 bits cannot address is refused") {
+    constexpr auto huge = int64_t{1} << 40;
+    // 2^80 elements; fewer, but far apart.
+    for (auto const& q : {view{memory().data(), {huge, huge, 1, 1}},
+                          view{memory().data(), {2, 3, 4, 5}, {int64_t{1} << 61, 20, 5, 1}},
+                          view{memory().data(), {2, 3, 4, 5}, {INT64_MIN, 20, 5, 1}}})
+        CHECK(contains(refusal_of([&] { uly::check_output("attend", "q", q, q.extents); }),
+                       "ulysses: attend: q: an operand must span less than 2^62 bytes: extents ["));
+    view const near{memory().data(), {2, 3, 4, 5}, {int64_t{1} << 58, 20, 5, 1}};
+    CHECK_NOTHROW(uly::check_output("attend", "q", near, near.extents));
+    view const nothing{memory().data(), {huge, huge, 0, huge}};
+    CHECK_NOTHROW(uly::check_output("attend", "q", nothing, nothing.extents));
+}
+
 TEST_CASE("check_operand: the inner stride is 1, and no stride is negative") {
     view q{memory().data(), {2, 3, 4, 5}, {120, 40, 10, 2}};
     CHECK(contains(refusal_of([&] {

@@ -115,9 +115,10 @@ uly::shape random_layer(std::mt19937_64& random) {
 }
 
 /// put, then what lies in every window; then get and sum, back where it came from.
-void round_trip(uly::shape const& layer, uly::sequence const& step, fault& wrong) {
+void round_trip(uly::shape const& layer, uly::sequence const& step, fault& wrong,
+                std::vector<int> const& hosts = {}) {
     auto const ranks = step.ranks();
-    uly::threads::run(ranks, [&](communicator c) {
+    auto const body = [&](communicator c) {
         auto const me = c.rank();
         uly::plan moves;
         moves.rebuild(layer, step, ranks, me, 1);
@@ -137,10 +138,11 @@ void round_trip(uly::shape const& layer, uly::sequence const& step, fault& wrong
         moves_type moving(c);
         uly::no_observer none;
         moving.begin(none);
-        moving.put(moves.query_blocks(), window, q, uly::token_view<float const>(local.queries()));
-        moving.put(moves.key_blocks(), window, k, uly::token_view<float const>(local.keys()));
-        moving.move({});
+        moving.put(moves.query_moves(), window, q, uly::token_view<float const>(local.queries()));
+        moving.put(moves.key_moves(), window, k, uly::token_view<float const>(local.keys()));
+        moving.send({});
         moving.publish({});
+        moving.receive({});
 
         std::vector<bool> written(places.bytes() + 2 * guard);
         for_own_rows(moves, own, q, k, [&](float* row, auto b, auto token, auto head, bool) {
@@ -154,10 +156,11 @@ void round_trip(uly::shape const& layer, uly::sequence const& step, fault& wrong
             wrong.unless(written[i] || own[i] == pattern);
 
         rank_operands back(moves, std::nanf(""));
-        moving.get(moves.query_blocks(), window, q, back.queries());
-        moving.get(moves.key_returns(), window, k, back.keys());
-        moving.sum(moves.key_sums(), moves.sources(), window, k, back.keys());
-        moving.move({});
+        moving.get(moves.query_moves(), window, q, back.queries());
+        moving.sum(moves.key_returns(), window, k, back.keys());
+        moving.send({});
+        moving.publish({});
+        moving.receive({});
         moving.add<float, float>({});
         c.fence({});
 
@@ -193,7 +196,22 @@ void round_trip(uly::shape const& layer, uly::sequence const& step, fault& wrong
                 if (static_cast<int64_t>(i) % token >= e[2] * e[3])
                     wrong.unless(std::isnan((*x)[i]));
         }
-    });
+    };
+    uly::threads::options settings;
+    settings.hosts = hosts;
+    uly::threads::run(ranks, body, settings);
+}
+
+/// No rank reaches another; some do.
+std::vector<int> hosts_apart(int ranks) {
+    std::vector<int> hosts;
+    for (int r = 0; r < ranks; ++r) hosts.push_back(r);
+    return hosts;
+}
+std::vector<int> random_hosts(std::mt19937_64& random, int ranks) {
+    std::vector<int> hosts;
+    for (int r = 0; r < ranks; ++r) hosts.push_back(static_cast<int>(below(random, 3)));
+    return hosts;
 }
 
 }  // namespace
@@ -211,12 +229,13 @@ TEST_CASE("exchange: gather(scatter(x)) = x bit for bit, nothing outside the reg
             auto const tokens = 1 + below(random, 40), batch = 1 + below(random, 3);
             auto const queries = random_orders(random, tokens, ranks);
             auto const cross = layer.mask == uly::mask::full && below(random, 2) == 0;
+            auto const step = uly::sequence::of(
+                batch, queries,
+                cross ? random_orders(random, 1 + below(random, 40), ranks) : orders{});
             fault wrong;
-            round_trip(layer,
-                       uly::sequence::of(batch, queries,
-                                         cross ? random_orders(random, 1 + below(random, 40), ranks)
-                                               : orders{}),
-                       wrong);
+            for (auto const& hosts :
+                 {std::vector<int>{}, hosts_apart(ranks), random_hosts(random, ranks)})
+                round_trip(layer, step, wrong, hosts);
             CHECK(wrong.count == 0);
         }
 }
@@ -233,17 +252,17 @@ TEST_CASE("exchange: a group of one rank exchanges with itself") {
     uly::exchange<uly::serial, uly::no_observer> moving(one);
     uly::no_observer none;
     moving.begin(none);
-    moving.put(moves.query_blocks(), window, places.q,
+    moving.put(moves.query_moves(), window, places.q,
                uly::token_view<float const>(q.data(), {1, 5, 2, 1}));
-    moving.move({});
+    moving.send({});
     moving.publish({});
     uly::head_operand<float> const whole(one.address(window, 0), places.q, 1);
     auto const view = whole.queries(moves, moves.items()[0]);
     for (int64_t s = 0; s < 5; ++s)
         for (int64_t h = 0; h < 2; ++h) CHECK(view(0, s, h, 0) == static_cast<float>(10 * s + h));
-    moving.get(moves.query_blocks(), window, places.q,
+    moving.get(moves.query_moves(), window, places.q,
                uly::token_view<float>(back.data(), {1, 5, 2, 1}));
-    moving.move({});
+    moving.receive({});
     CHECK(back == q);
 }
 
@@ -265,9 +284,9 @@ TEST_CASE("exchange: golden vectors, two ranks, two tokens each (cases 1 and 2)"
             moves_type moving(c);
             uly::no_observer none;
             moving.begin(none);
-            moving.put(moves.query_blocks(), window, places.q,
+            moving.put(moves.query_moves(), window, places.q,
                        uly::token_view<float const>(x.data(), {batch, 2, 4, 1}));
-            moving.move({});
+            moving.send({});
             moving.publish({});
             if (c.rank() != 1) return;
             auto const view = uly::head_operand<float>(c.address(window, 1), places.q, 1)
@@ -322,12 +341,12 @@ TEST_CASE(
         moving.begin(none);
         moving.publish({});
         std::array<float, 16> batch_first{}, token_first{};
-        moving.get(moves.query_blocks(), window, places.q,
+        moving.get(moves.query_moves(), window, places.q,
                    uly::token_view<float>(batch_first.data(), {2, 2, 4, 1}));
-        moving.get(moves.query_blocks(), window, places.q,
+        moving.get(moves.query_moves(), window, places.q,
                    uly::view_of_heads<uly::sequence_local>(
                        sequence_first{token_first.data(), {2, 2, 4, 1}}, "o"));
-        moving.move({});
+        moving.receive({});
         c.fence({});
         if (c.rank() == 0)
             for (std::size_t b = 0; b < 2; ++b)
@@ -367,9 +386,8 @@ TEST_CASE("exchange: parts of a shared key-value head are summed in rank order")
             moving.begin(none);
             moving.publish({});
             rank_operands back(moves, std::nanf(""));
-            moving.get(moves.key_returns(), window, places.k, back.keys());
-            moving.sum(moves.key_sums(), moves.sources(), window, places.k, back.keys());
-            moving.move({});
+            moving.sum(moves.key_returns(), window, places.k, back.keys());
+            moving.receive({});
             moving.add<float, float>({});
             c.fence({});
             auto const keys = back.keys();
@@ -430,9 +448,9 @@ TEST_CASE("exchange: no poison survives 100 rounds with random delays (case 29)"
                 for (auto& x : local.q) x += static_cast<float>(round);
                 moving.begin(none);
                 pause();
-                moving.put(moves.query_blocks(), inbox, places.q,
+                moving.put(moves.query_moves(), inbox, places.q,
                            uly::token_view<float const>(local.queries()));
-                moving.move({});
+                moving.send({});
                 pause();
                 moving.publish({});
                 pause();
@@ -447,8 +465,8 @@ TEST_CASE("exchange: no poison survives 100 rounds with random delays (case 29)"
                 poison(in);
                 moving.publish({});
                 pause();
-                moving.get(moves.query_blocks(), outbox, places.q, back.queries());
-                moving.move({});
+                moving.get(moves.query_moves(), outbox, places.q, back.queries());
+                moving.receive({});
                 pause();
                 auto const got = back.queries(), sent = local.queries();
                 for (int64_t s = 0; s < got.tokens(); ++s)
@@ -472,11 +490,11 @@ TEST_CASE("exchange: what an abandoned call has listed is forgotten") {
     uly::exchange<uly::serial, uly::no_observer> moving(one);
     uly::no_observer none;
     moving.begin(none);
-    moving.get(moves.query_blocks(), window, places.q, uly::token_view<float>(freed, {1, 2, 1, 1}));
+    moving.get(moves.query_moves(), window, places.q, uly::token_view<float>(freed, {1, 2, 1, 1}));
     moving.begin(none);  // the call before threw ahead of its move
-    moving.put(moves.query_blocks(), window, places.q,
+    moving.put(moves.query_moves(), window, places.q,
                uly::token_view<float const>(back, {1, 2, 1, 1}));
-    moving.move({});
+    moving.send({});
     CHECK(freed[0] == 5);
     CHECK(freed[1] == 6);
 }

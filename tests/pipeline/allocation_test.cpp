@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/observer/trace.hpp>
+
 #include "six_steps.hpp"
 
 #include <doctest/doctest.h>
@@ -87,9 +89,11 @@ void check_steady_state(uly::keep keep, int ranks) {
         21, 5);
     auto const p = make_problem<T>(1, six.layer, 2, 21);
     std::vector<long> seen(5, -1);
-    uly::threads::run(ranks, [&](uly::threads::communicator c) {
-        uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{}, six.layer,
-                            uly::dense{uly::builtin_gemm{}}};
+    run_ranks(ranks, [&](uly::threads::communicator c) {
+        // Nor does recording, neither while there is room nor after.
+        uly::trace_recorder recorder(c.rank(), ranks, {.events = 100});
+        uly::pipeline layer{c,         uly::sequence_local{},           builtin_attention{},
+                            six.layer, uly::dense{uly::builtin_gemm{}}, recorder.observe("layer")};
         auto saved = layer.make_context(), saved_six = layer.make_context();
         auto const step = uly::sequence::of(2, zigzag(21, ranks));
         auto const me = c.rank();

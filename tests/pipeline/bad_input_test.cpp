@@ -56,7 +56,7 @@ void check_broken(broken_call const& test, int ranks) {
     auto const step = uly::sequence::of(2, deal);
     results<double> whole(p);
     std::vector<outcome> seen(static_cast<std::size_t>(ranks));
-    uly::threads::run(ranks, [&](communicator c) {
+    run_ranks(ranks, [&](communicator c) {
         layer_type layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer};
         auto saved = layer.make_context();
         local_problem<double> local(p, step, c.rank());
@@ -195,7 +195,7 @@ TEST_CASE("bad input: gradients over operands that backward reads again") {
         return layer;
     }();
     auto const p = make_problem<double>(1, with_keep, 1, 6);
-    uly::threads::run(1, [&](communicator c) {
+    run_ranks(1, [&](communicator c) {
         layer_type layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer};
         auto saved = layer.make_context();
         auto const step = uly::sequence::split(1, 1, 6);
@@ -222,7 +222,7 @@ TEST_CASE("bad input: a rank that passes S tokens instead of its share (case 19)
     auto const p = make_problem<double>(1, gqa, 1, 16);
     results<double> whole(p);
     auto const start = std::chrono::steady_clock::now();
-    uly::threads::run(4, [&](communicator c) {
+    run_ranks(4, [&](communicator c) {
         layer_type layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer};
         auto const step = uly::sequence::agree(c, {.batch = 1, .tokens = 4});
         local_problem<double> local(p, step, c.rank());
@@ -270,7 +270,7 @@ TEST_CASE("bad input: six steps check x, y, dy and dx") {
     for (auto const& test : tests) {
         CAPTURE(test.text);
         std::vector<outcome> seen(2);
-        uly::threads::run(2, [&](communicator c) {
+        run_ranks(2, [&](communicator c) {
             uly::pipeline layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer,
                                 uly::dense{uly::builtin_gemm{}}};
             auto const step = uly::sequence::split(2, 1, 8);
@@ -340,7 +340,7 @@ struct limited_attention : uly::reference_attention {
 template <uly::attention_features Has>
 outcome made_with(uly::shape const& layer, int ranks) {
     outcome seen;
-    uly::threads::run(ranks, [&](communicator c) {
+    run_ranks(ranks, [&](communicator c) {
         auto const mine = outcome_of([&] {
             uly::pipeline{c, uly::sequence_local{}, limited_attention<Has>{}, layer};
         });
@@ -388,7 +388,7 @@ TEST_CASE("bad input: a feature that the functor lacks is named") {
 TEST_CASE("bad input: token orders that do not cover the sequence once") {
     auto const agreed = [](int ranks, std::function<uly::sequence_options(int)> const& options) {
         std::vector<outcome> seen(static_cast<std::size_t>(ranks));
-        uly::threads::run(ranks, [&](communicator c) {
+        run_ranks(ranks, [&](communicator c) {
             seen[static_cast<std::size_t>(c.rank())] = outcome_of([&] {
                 static_cast<void>(uly::sequence::agree(c, options(c.rank()), uly::where{}));
             });
@@ -435,7 +435,7 @@ TEST_CASE("bad input: a step of another number of ranks, or cross lengths under 
             CAPTURE(cross);
             results<double> whole(p);
             std::vector<outcome> seen(3);
-            uly::threads::run(3, [&](communicator c) {
+            run_ranks(3, [&](communicator c) {
                 layer_type layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer};
                 auto saved = layer.make_context();
                 auto const step = uly::sequence::split(3, 1, 9);
@@ -493,7 +493,7 @@ TEST_CASE(
                 continue;
             results<double> whole(p);
             std::vector<outcome> seen(3);
-            uly::threads::run(3, [&](communicator c) {
+            run_ranks(3, [&](communicator c) {
                 layer_type layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer};
                 auto scaled = p.layer;
                 scaled.scale = 0.125;
@@ -553,7 +553,7 @@ TEST_CASE(
 TEST_CASE("bad input: ranks out of step in calls get the same error") {
     auto const p = make_problem<double>(1, gqa, 1, 9);
     std::vector<outcome> seen(2);
-    uly::threads::run(2, [&](communicator c) {
+    run_ranks(2, [&](communicator c) {
         layer_type layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer};
         auto const step = uly::sequence::split(2, 1, 9);
         local_problem<double> local(p, step, c.rank());
@@ -604,7 +604,7 @@ TEST_CASE(
         auto const right = compute<uly::reference_attention>(p, equal_shares(9, ranks));
         results<double> whole(p);
         std::vector<std::vector<outcome>> seen(static_cast<std::size_t>(ranks));
-        uly::threads::run(ranks, [&](communicator c) {
+        run_ranks(ranks, [&](communicator c) {
             int const rank = ranks == 1 ? 1 : c.rank();
             int mode = 0;
             throwing_attention attention;
@@ -660,7 +660,7 @@ TEST_CASE("bad input: an exception in an epilogue before the fence is everybody'
     six_problem<double> const p(1, gqa, 1, 8, 5);
     std::vector<outcome> seen(2);
     std::vector<int> done(2);
-    uly::threads::run(2, [&](communicator c) {
+    run_ranks(2, [&](communicator c) {
         bool armed = true;
         uly::pipeline layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer,
                             uly::dense{uly::builtin_gemm{}, throwing_epilogue{c.rank(), &armed}}};
@@ -689,7 +689,7 @@ TEST_CASE("bad input: a rank that throws outside a call releases the others at o
     std::vector<outcome> seen(3);
     auto const start = std::chrono::steady_clock::now();
     auto const thrown = outcome_of([&] {
-        uly::threads::run(3, [&](communicator c) {
+        run_ranks(3, [&](communicator c) {
             layer_type layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer};
             auto const step = uly::sequence::split(3, 1, 9);
             local_problem<double> local(p, step, c.rank());

@@ -144,7 +144,7 @@ TEST_CASE("case 29: inference calls over poisoned windows with random delays, 10
     for (auto const* p : problems) right.push_back(compute_alone<uly::reference_attention>(*p));
     for (int ranks : {2, 4}) {
         std::vector<int> wrong(static_cast<std::size_t>(ranks));
-        uly::threads::run(ranks, [&](uly::threads::communicator c) {
+        run_ranks(ranks, [&](uly::threads::communicator c) {
             auto const me = c.rank();
             std::mt19937_64 random{seed + static_cast<std::uint64_t>(me)}, same{seed};
             int64_t last_head = 0, last_row = 0;
@@ -190,7 +190,7 @@ TEST_CASE("cases 5 and 28: layers of different heads and dims, interleaved on on
         CAPTURE(ranks);
         std::vector<results<double>> many(problems.begin(), problems.end());
         std::vector<int> wrong(static_cast<std::size_t>(ranks));
-        uly::threads::run(ranks, [&](uly::threads::communicator c) {
+        run_ranks(ranks, [&](uly::threads::communicator c) {
             using layer_type = uly::pipeline<uly::threads::communicator, uly::sequence_local,
                                              uly::reference_attention>;
             std::vector<layer_type> layers;

@@ -32,8 +32,7 @@ layer_type layer_on(communicator c, uly::shape const& layer) {
 template <class Body>
 std::vector<outcome> same_on_all(int ranks, Body const& body) {
     std::vector<std::vector<outcome>> all(static_cast<std::size_t>(ranks));
-    uly::threads::run(ranks,
-                      [&](communicator c) { body(c, all[static_cast<std::size_t>(c.rank())]); });
+    run_ranks(ranks, [&](communicator c) { body(c, all[static_cast<std::size_t>(c.rank())]); });
     for (auto const& rank : all) {
         REQUIRE(rank.size() == all[0].size());
         for (std::size_t i = 0; i < rank.size(); ++i) {
@@ -248,7 +247,7 @@ TEST_CASE("contexts: one that differs on one rank alone is the same error on all
 
 TEST_CASE("contexts: log_sum_exp is there while filled, and refused otherwise") {
     auto const p = make_problem<double>(1, with(uly::keep::nothing), 1, 9);
-    uly::threads::run(1, [&](communicator c) {
+    run_ranks(1, [&](communicator c) {
         auto layer = layer_on(c, p.layer);
         auto saved = layer.make_context();
         auto const step = uly::sequence::split(1, 1, 9);
@@ -278,7 +277,7 @@ TEST_CASE("contexts: one is reused over 20 steps whose lengths and orders grow a
                 right.push_back(compute<uly::reference_attention>(problems.back(), order));
                 whole.emplace_back(problems.back());
             }
-            uly::threads::run(ranks, [&](communicator c) {
+            run_ranks(ranks, [&](communicator c) {
                 auto layer = layer_on(c, problems[0].layer);
                 auto saved = layer.make_context();
                 for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -312,7 +311,7 @@ TEST_CASE("contexts: two layers with two micro-batches each in flight, backward 
                     problems.back(), equal_shares(problems.back().tokens, ranks)));
                 whole.emplace_back(problems.back());
             }
-            uly::threads::run(ranks, [&](communicator c) {
+            run_ranks(ranks, [&](communicator c) {
                 std::vector<layer_type> layers;
                 layers.push_back(layer_on(c, problems[0].layer));
                 layers.push_back(layer_on(c, problems[2].layer));
@@ -350,7 +349,7 @@ TEST_CASE("contexts: the caller's tensors are free after a forward that keeps it
         auto const p = make_problem<double>(1, with(uly::keep::exchanged), 1, 9);
         auto const right = compute<uly::reference_attention>(p, equal_shares(9, ranks));
         results<double> whole(p);
-        uly::threads::run(ranks, [&](communicator c) {
+        run_ranks(ranks, [&](communicator c) {
             auto layer = layer_on(c, p.layer);
             auto saved = layer.make_context();
             auto const step = uly::sequence::split(ranks, 1, 9);
@@ -398,7 +397,7 @@ TEST_CASE("contexts: a pipeline made anew on one rank fits the others") {
     auto const p = make_problem<double>(1, with(uly::keep::exchanged), 1, 12);
     auto const right = compute<uly::reference_attention>(p, equal_shares(12, 2));
     results<double> whole(p);
-    uly::threads::run(2, [&](communicator c) {
+    run_ranks(2, [&](communicator c) {
         auto const step = uly::sequence::split(2, 1, 12);
         local_problem<double> local(p, step, c.rank());
         auto layer = layer_on(c, p.layer);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/observer/counting.hpp>
+
 #include "six_steps.hpp"
 
 #include <doctest/doctest.h>
@@ -17,8 +19,10 @@ class counting_ranks {
    public:
     using space_type = uly::host_space;
     using window_type = uly::threads::communicator::window_type;
+    using ticket_type = uly::threads::communicator::ticket_type;
     struct counters {
         int fences = 0, windows = 0, calls = 0;
+        int groups = 0, largest_group = 0;  ///< of messages
     };
 
     counting_ranks(uly::threads::communicator ranks, counters* counted)
@@ -48,12 +52,20 @@ class counting_ranks {
     std::byte* address(window_type const& window, int rank) const {
         return ranks_.address(window, rank);
     }
+    ticket_type start(std::span<uly::outgoing const> out,
+                      std::span<uly::incoming const> in) const {
+        ++counted_->groups;
+        counted_->largest_group = std::max({counted_->largest_group, static_cast<int>(out.size()),
+                                            static_cast<int>(in.size())});
+        return ranks_.start(out, in);
+    }
+    void wait(ticket_type ticket) const { ranks_.wait(ticket); }
 
    private:
     uly::threads::communicator ranks_;
     counters* counted_;
 };
-static_assert(uly::reaches_memory<counting_ranks>);
+static_assert(uly::reaches_memory<counting_ranks> && uly::sends_messages<counting_ranks>);
 
 /// Bytes by (from, to), fences, and the order of steps; copies share one record.
 struct recorder {
@@ -64,13 +76,13 @@ struct recorder {
     };
     record* seen;
     int ranks;
-    void begin(uly::step_id step) const { seen->begun.push_back(step); }
-    void end(uly::step_id step) const { seen->ended.push_back(step); }
-    void moved(int from, int to, std::size_t bytes) const {
+    void begin(uly::step_id step) const noexcept { seen->begun.push_back(step); }
+    void end(uly::step_id step) const noexcept { seen->ended.push_back(step); }
+    void moved(int from, int to, std::size_t bytes) const noexcept {
         seen->moved.resize(static_cast<std::size_t>(ranks * ranks));
         seen->moved[static_cast<std::size_t>(from * ranks + to)] += bytes;
     }
-    void fence() const { ++seen->fences; }
+    void fence() const noexcept { ++seen->fences; }
 };
 
 /// What each rank sent and received, from the records of all.
@@ -101,7 +113,7 @@ void check_counts(uly::shape const& layer, orders const& order) {
     std::vector<recorder::record> forward(size), backward(size);
     std::vector<uly::traffic> planned_forward(size), planned_backward(size);
     std::vector<counting_ranks::counters> counted(size), before(size);
-    uly::threads::run(ranks, [&](uly::threads::communicator c) {
+    run_ranks(ranks, [&](uly::threads::communicator c) {
         auto const me = static_cast<std::size_t>(c.rank());
         recorder::record record;
         uly::pipeline pipeline{counting_ranks{c, &counted[me]},
@@ -136,6 +148,13 @@ void check_counts(uly::shape const& layer, orders const& order) {
         CHECK(counted[r].fences - before[r].fences == 2 * fences);
         CHECK(counted[r].windows == before[r].windows);
         CHECK(counted[r].calls - before[r].calls == fences);
+        // One group of messages an exchange at most, in it one message a peer that is not reached.
+        auto const hosts = hosts_of(reach_under_test(), ranks);
+        auto const reached =
+            hosts.empty() ? ranks
+                          : static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[r]));
+        CHECK(counted[r].groups - before[r].groups <= (ranks == reached ? 0 : 4));
+        CHECK(counted[r].largest_group <= ranks - reached);
         using steps = std::vector<step>;
         CHECK(forward[r].begun == (ranks > 1 ? steps{step::to_heads, step::attend, step::to_tokens}
                                              : steps{step::attend}));
@@ -174,7 +193,7 @@ TEST_CASE("counting: a layer's bytes are the closed form (case 9)") {
     std::vector<recorder::record> records(ranks);
     auto const sequence = uly::sequence::split(ranks, 1, tokens);
     std::vector<std::size_t> own(ranks);
-    uly::threads::run(ranks, [&](uly::threads::communicator c) {
+    run_ranks(ranks, [&](uly::threads::communicator c) {
         auto const me = static_cast<std::size_t>(c.rank());
         local_problem<float> local(p, sequence, c.rank());
         uly::pipeline pipeline{c,       uly::sequence_local{}, builtin_attention{},
@@ -237,7 +256,7 @@ TEST_CASE("counting: six steps, by the library's own observer") {
             std::vector<uly::counting_observer> seen(static_cast<std::size_t>(ranks));
             std::vector<uly::counting_observer> seen_backward(static_cast<std::size_t>(ranks));
             std::size_t sent_forward = 0, sent_backward = 0;
-            uly::threads::run(ranks, [&](uly::threads::communicator c) {
+            run_ranks(ranks, [&](uly::threads::communicator c) {
                 auto const me = static_cast<std::size_t>(c.rank());
                 uly::pipeline layer{
                     c,       uly::sequence_local{},           builtin_attention{},
@@ -289,7 +308,7 @@ TEST_CASE(
     auto const right = compute_alone<builtin_attention>(p);
     std::vector<counting_ranks::counters> counted(2), before(2);
     std::vector<int> wrong(2);
-    uly::threads::run(2, [&](uly::threads::communicator c) {
+    run_ranks(2, [&](uly::threads::communicator c) {
         auto const me = static_cast<std::size_t>(c.rank());
         uly::pipeline layer{counting_ranks{c, &counted[me]}, uly::sequence_local{},
                             builtin_attention{}, p.layer};

@@ -52,7 +52,7 @@ TEST_CASE("elements: one pipeline serves several element types, each as if alone
     results<float> f(p);
     results<double> d(wide);
     results<uly::bf16> h(narrow);
-    uly::threads::run(3, [&](uly::threads::communicator c) {
+    run_ranks(3, [&](uly::threads::communicator c) {
         uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{}, p.layer};
         auto a = layer.make_context(), b = layer.make_context(), e = layer.make_context();
         local_problem<float> lf(p, step, c.rank());
@@ -87,7 +87,7 @@ TEST_CASE("elements: a shape fixed at compile time gives the pipeline of the run
     auto const order = equal_shares(12, 4);
     auto const step = uly::sequence::of(1, order);
     results<float> whole(p);
-    uly::threads::run(4, [&](uly::threads::communicator c) {
+    run_ranks(4, [&](uly::threads::communicator c) {
         uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{}, uly::fixed<gqa>};
         CHECK(layer.layer() == uly::checked(gqa));
         uly::pipeline run_time{c, uly::sequence_local{}, builtin_attention{}, gqa};
@@ -111,7 +111,7 @@ TEST_CASE(
     auto const order = zigzag(12, 2);
     auto const step = uly::sequence::of(1, order);
     results<float> whole(p);
-    uly::threads::run(2, [&](uly::threads::communicator c) {
+    run_ranks(2, [&](uly::threads::communicator c) {
         using layer_type =
             uly::pipeline<uly::threads::communicator, uly::sequence_local, builtin_attention>;
         std::vector<layer_type> layers;
@@ -137,7 +137,7 @@ TEST_CASE(
 }
 
 TEST_CASE("describe: shapes, the rank's items, bytes and the way taken") {
-    uly::threads::run(2, [&](uly::threads::communicator c) {
+    run_ranks(2, [&](uly::threads::communicator c) {
         uly::pipeline layer{c,
                             uly::sequence_local{},
                             builtin_attention{},

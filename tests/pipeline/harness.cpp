@@ -5,13 +5,14 @@
 namespace pipeline_test {
 
 template results<float> compute<builtin_attention, float>(problem<float> const&, orders const&,
-                                                          orders const&, builtin_attention const&);
+                                                          orders const&, builtin_attention const&,
+                                                          reach);
 template results<double> compute<builtin_attention, double>(problem<double> const&, orders const&,
-                                                            orders const&,
-                                                            builtin_attention const&);
+                                                            orders const&, builtin_attention const&,
+                                                            reach);
 template results<double>
 compute<ulysses::reference_attention, double>(problem<double> const&, orders const&, orders const&,
-                                              ulysses::reference_attention const&);
+                                              ulysses::reference_attention const&, reach);
 
 template six_results<double> six_steps<double, ulysses::reference_attention, ulysses::no_epilogue>(
     six_problem<double> const&, orders const&, bool, ulysses::reference_attention const&,

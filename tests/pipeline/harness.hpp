@@ -10,6 +10,7 @@
 #include <ulysses/space/host.hpp>
 
 #include "orders.hpp"
+#include "ranks.hpp"
 
 #include <cmath>
 #include <cstring>
@@ -230,6 +231,12 @@ void compute_rank(Comm const& ranks, problem<T> const& p, ulysses::sequence cons
     local.put_back_into(whole, step, ranks.rank());
 }
 
+template <class T>
+bool same_bits(results<T> const& a, results<T> const& b) {
+    return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) &&
+           same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv);
+}
+
 /// Where one rank is a serial group, as in an engine without sequence parallelism; elsewhere a
 /// group of one thread, which spares the compiler a pipeline.
 template <class Attention, class T>
@@ -242,7 +249,7 @@ inline constexpr bool serial_alone<builtin_attention, double> = true;
 /// Forward and backward over as many ranks as `queries` lists.
 template <class Attention, class T>
 results<T> compute(problem<T> const& p, orders const& queries, orders const& keys = {},
-                   Attention const& attention = {}) {
+                   Attention const& attention = {}, reach way = reach_under_test()) {
     results<T> whole(p);
     auto const step = ulysses::sequence::of(p.batch, queries, keys);
     if constexpr (serial_alone<Attention, T>)
@@ -250,9 +257,14 @@ results<T> compute(problem<T> const& p, orders const& queries, orders const& key
             compute_rank(ulysses::serial{}, p, step, attention, whole);
             return whole;
         }
-    ulysses::threads::run(step.ranks(), [&](ulysses::threads::communicator ranks) {
-        compute_rank(ranks, p, step, attention, whole);
-    });
+    ulysses::threads::options settings;
+    settings.hosts = hosts_of(way, step.ranks());
+    ulysses::threads::run(
+        step.ranks(),
+        [&](ulysses::threads::communicator ranks) {
+            compute_rank(ranks, p, step, attention, whole);
+        },
+        settings);
     return whole;
 }
 
@@ -266,13 +278,13 @@ results<T> compute_alone(problem<T> const& p) {
 // Instantiated once, in harness.cpp.
 extern template results<float> compute<builtin_attention, float>(problem<float> const&,
                                                                  orders const&, orders const&,
-                                                                 builtin_attention const&);
+                                                                 builtin_attention const&, reach);
 extern template results<double> compute<builtin_attention, double>(problem<double> const&,
                                                                    orders const&, orders const&,
-                                                                   builtin_attention const&);
+                                                                   builtin_attention const&, reach);
 extern template results<double>
 compute<ulysses::reference_attention, double>(problem<double> const&, orders const&, orders const&,
-                                              ulysses::reference_attention const&);
+                                              ulysses::reference_attention const&, reach);
 
 /// How far results may lie from exact ones. With u the unit roundoff of the accumulator and largest
 /// magnitudes of the operands: a score, of D products, is off by (D + 8) u |q||k|; a probability by
@@ -326,6 +338,7 @@ bounds bounds_of(problem<T> const& p, int ranks) {
     return b;
 }
 
+#if ULYSSES_EXCEPTIONS
 /// What one rank's call ended with.
 struct outcome {
     ulysses::errc code = ulysses::errc::none;
@@ -342,5 +355,6 @@ outcome outcome_of(Body&& body) {
     }
     return {};
 }
+#endif
 
 }  // namespace pipeline_test

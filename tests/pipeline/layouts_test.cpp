@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/observer/counting.hpp>
+
 #include "harness.hpp"
 
 #include <doctest/doctest.h>
@@ -96,7 +98,7 @@ TEST_CASE_TEMPLATE("layouts: operands in any axis order", Order,
         auto const deal = zigzag(13, ranks);
         auto const step = uly::sequence::of(2, deal);
         results<float> whole(p);
-        uly::threads::run(ranks, [&](uly::threads::communicator c) {
+        run_ranks(ranks, [&](uly::threads::communicator c) {
             uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{}, p.layer};
             local_problem<float> const l(p, step, c.rank());
             std::vector<float> m[8];
@@ -131,7 +133,7 @@ TEST_CASE("layouts: q, k and v packed in one row a token, their gradients too") 
             int touched = 0;
             results<float> whole(p);
             std::mutex mutex;
-            uly::threads::run(ranks, [&](uly::threads::communicator c) {
+            run_ranks(ranks, [&](uly::threads::communicator c) {
                 uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{}, p.layer};
                 local_problem<float> const l(p, step, c.rank());
                 auto const s = step.queries().count(c.rank());
@@ -188,7 +190,7 @@ TEST_CASE("layouts: operands of three axes are a batch of one") {
     auto const p = make_problem<float>(3, gqa, 1, 9);
     auto const step = uly::sequence::split(2, 1, 9);
     results<float> whole(p);
-    uly::threads::run(2, [&](uly::threads::communicator c) {
+    run_ranks(2, [&](uly::threads::communicator c) {
         struct unbatched {
             float* memory;
             std::array<int64_t, 3> sizes;
@@ -221,7 +223,7 @@ TEST_CASE("layouts: head_local operands are attended where they lie, without a f
     for (auto const keep : {uly::keep::exchanged, uly::keep::local, uly::keep::nothing}) {
         results<double> whole(p);
         std::vector<uly::counting_observer> seen(3);
-        uly::threads::run(3, [&](uly::threads::communicator c) {
+        run_ranks(3, [&](uly::threads::communicator c) {
             auto shape = p.layer;
             shape.keep = keep;
             uly::pipeline layer{c,     uly::head_local{},    builtin_attention{},
@@ -268,7 +270,7 @@ TEST_CASE("layouts: head_local operands are attended where they lie, without a f
 }
 
 TEST_CASE("layouts: head_local operands need whole heads") {
-    uly::threads::run(3, [&](uly::threads::communicator c) {
+    run_ranks(3, [&](uly::threads::communicator c) {
         uly::pipeline layer{c, uly::head_local{}, builtin_attention{}, {.heads = 5, .head_dim = 4}};
         auto const step = uly::sequence::split(3, 1, 9);
         tensor<float> x({1, 9, 2, 4});

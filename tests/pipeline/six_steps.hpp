@@ -132,7 +132,7 @@ six_results<T> six_steps(six_problem<T> const& p, orders const& order, bool back
                          Attention const& attention = {}, Epilogue const& epilogue = {}) {
     auto const step = ulysses::sequence::of(p.batch, order);
     six_results<T> whole(p, step.ranks());
-    ulysses::threads::run(step.ranks(), [&](ulysses::threads::communicator ranks) {
+    run_ranks(step.ranks(), [&](ulysses::threads::communicator ranks) {
         six_steps_rank(ranks, p, step, attention, epilogue, whole, backward);
     });
     whole.gradients.assign(p.parameters.size(), T(0));

@@ -146,7 +146,7 @@ TEST_CASE("six steps: gradients are added to, so that micro-batches sum") {
     auto const once = six_steps(p, order);
     auto const step = ulysses::sequence::of(1, order);
     std::vector<std::vector<double>> twice(2, std::vector<double>(p.parameters.size(), 0.0));
-    ulysses::threads::run(2, [&](ulysses::threads::communicator ranks) {
+    run_ranks(2, [&](ulysses::threads::communicator ranks) {
         ulysses::pipeline layer{ranks, ulysses::sequence_local{}, ulysses::reference_attention{},
                                 p.layer, ulysses::dense{ulysses::builtin_gemm{}}};
         auto saved = layer.make_context();

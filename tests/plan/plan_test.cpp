@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -37,8 +38,8 @@ class plan_player {
         for (int r = 0; r < ranks_; ++r)
             plans_[at(r)].rebuild(p.layer, step, ranks_, r, p.row_multiple);
         fault_.clear();
-        alike() && queries_arrive() && keys_arrive() && gradients_return() && rows_match() &&
-            bytes_match();
+        alike() && queries_arrive() && keys_arrive() && messages_arrive() && gradients_return() &&
+            rows_match() && bytes_match();
         return fault_;
     }
 
@@ -136,7 +137,7 @@ class plan_player {
         for (int r = 0; r < ranks_; ++r) sizes_.push_back(plans_[at(r)].own_query_rows());
         if (!play(
                 "query", step_->queries(), p_->layer.heads,
-                [](uly::plan const& m) { return m.query_blocks(); },
+                [](uly::plan const& m) { return m.query_moves().blocks; },
                 [&](auto... x) { return query_id(x...); }, query_regions_, sizes_))
             return false;
         int64_t arrived = 0;
@@ -167,7 +168,7 @@ class plan_player {
         for (int r = 0; r < ranks_; ++r) sizes_.push_back(plans_[at(r)].own_key_rows());
         if (!play(
                 "key", step_->keys(), p_->layer.kv_heads,
-                [](uly::plan const& m) { return m.key_blocks(); },
+                [](uly::plan const& m) { return m.key_moves().blocks; },
                 [&](auto... x) { return key_id(x...); }, key_regions_, sizes_))
             return false;
         keys_used_.assign(at(ranks_), 0);
@@ -200,6 +201,73 @@ class plan_player {
         return true;
     }
 
+    /// Packs every region's rows by one rank's arrivals into messages, and compares them with what the
+    /// rank they are of expects: both ends must mean the same places.
+    bool messages_arrive() {
+        return messages_agree(
+                   "query", step_->queries(), query_regions_,
+                   [](uly::plan const& m) { return m.query_moves(); },
+                   [&](auto... x) { return query_id(x...); }, query_messages_) &&
+               messages_agree(
+                   "key", step_->keys(), key_regions_,
+                   [](uly::plan const& m) { return m.key_moves(); },
+                   [&](auto... x) { return key_id(x...); }, key_messages_);
+    }
+
+    template <class Moves, class Id>
+    bool messages_agree(char const* what, uly::token_orders const& orders,
+                        std::vector<region_contents> const& regions, Moves const& moves_of,
+                        Id const& id_of, std::vector<region_contents>& messages) {
+        messages.resize(at(ranks_ * ranks_));
+        auto const rows_of = [&](auto const& block, auto const& use) {
+            for (int64_t b = 0; b < batch(); ++b)
+                for (int64_t t = 0; t < block.tokens; ++t)
+                    for (int64_t h = 0; h < block.heads; ++h)
+                        use(b, t, h,
+                            block.row + b * block.row_strides[0] + t * block.row_strides[1] +
+                                h * block.row_strides[2],
+                            block.message_row + b * block.message_strides[0] +
+                                t * block.message_strides[1] + h * block.message_strides[2]);
+        };
+        for (int r = 0; r < ranks_; ++r) {
+            for (int peer = 0; peer < ranks_; ++peer) messages[at(r * ranks_ + peer)].clear();
+            for (auto const& block : moves_of(plans_[at(r)]).arrivals) {
+                auto& message = messages[at(r * ranks_ + block.peer)];
+                rows_of(block, [&](auto, auto, auto, int64_t row, int64_t place) {
+                    if (place < 0) place = int64_t{1} << 30;
+                    if (message.size() <= at(place)) message.resize(at(place) + 1, -1);
+                    if (message[at(place)] == -1) message[at(place)] = regions[at(r)][at(row)];
+                });
+            }
+        }
+        for (int r = 0; r < ranks_; ++r) {
+            positions_of(orders, r);
+            taken_.assign(at(ranks_), 0);
+            std::string fault;
+            for (auto const& block : moves_of(plans_[at(r)]).blocks) {
+                auto const& message = messages[at(block.peer * ranks_ + r)];
+                rows_of(block, [&](int64_t b, int64_t t, int64_t h, auto, int64_t place) {
+                    ++taken_[at(block.peer)];
+                    if (place < 0 || place >= static_cast<int64_t>(message.size()) ||
+                        message[at(place)] !=
+                            id_of(b, positions_[at(block.token + t)], block.head + h))
+                        fault = uly::concat("ranks ", r, " and ", block.peer,
+                                            " mean different rows of a ", what, " message");
+                });
+            }
+            if (!fault.empty()) return broken(fault);
+            for (int peer = 0; peer < ranks_; ++peer) {
+                auto const& message = messages[at(peer * ranks_ + r)];
+                auto const holes = std::count(message.begin(), message.end(), -1);
+                if (holes != 0 || static_cast<int64_t>(message.size()) != taken_[at(peer)])
+                    return broken("a ", what, " message between ranks ", r, " and ", peer, " has ",
+                                  message.size(), " rows, ", holes, " of them empty, for ",
+                                  taken_[at(peer)]);
+            }
+        }
+        return true;
+    }
+
     /// Each local (key, head) takes its gradient once, from exactly the ranks that saw the key, in
     /// rank order, from where they have it.
     bool gradients_return() {
@@ -207,15 +275,17 @@ class plan_player {
             auto const& moves = plans_[at(r)];
             positions_of(step_->keys(), r);
             taken_.assign(at(batch() * moves.own_keys() * p_->layer.kv_heads), 0);
-            for (auto const& each : moves.key_returns()) {
-                uly::plan_source const source{each.peer, each.row};
+            auto const returns = moves.key_returns();
+            for (auto const& each : returns.single) {
+                uly::plan_source const source{each.peer, each.row, each.message_row,
+                                              each.message_strides};
                 if (!take(r, each, {&source, 1})) return false;
             }
-            for (auto const& each : moves.key_sums()) {
+            for (auto const& each : returns.sums) {
                 if (each.sources == 1) return broken("rank ", r, " sums one source");
-                if (each.first_source + each.sources > moves.sources().size())
+                if (each.first_source + each.sources > returns.sources.size())
                     return broken("rank ", r, " sums sources that are not listed");
-                if (!take(r, each, moves.sources().subspan(each.first_source, each.sources)))
+                if (!take(r, each, returns.sources.subspan(each.first_source, each.sources)))
                     return false;
             }
             for (auto const times : taken_)
@@ -251,6 +321,14 @@ class plan_player {
                             return broken("rank ", r, " takes a gradient of head ", head,
                                           " from row ", from, " of rank ", peer, ", it is in row ",
                                           row);
+                        auto const& strides = sources[next].message_strides;
+                        auto const place = sources[next].message_row + b * strides[0] +
+                                           t * strides[1] + h * strides[2];
+                        auto const& message = key_messages_[at(peer * ranks_ + r)];
+                        if (place < 0 || place >= static_cast<int64_t>(message.size()) ||
+                            message[at(place)] != id)
+                            return broken("rank ", r, " takes a gradient of head ", head,
+                                          " from a wrong row of the message of rank ", peer);
                         ++next;
                     }
                     if (next != sources.size())
@@ -340,6 +418,7 @@ class plan_player {
     std::vector<int64_t> positions_, sizes_, keys_used_;
     std::vector<int> taken_, owner_of_query_, owner_of_key_;
     std::vector<region_contents> query_regions_, key_regions_, row_of_key_;
+    std::vector<region_contents> query_messages_, key_messages_;  // [from * ranks + to]
 
    public:
     int closed_forms = 0, closed_key_forms = 0;

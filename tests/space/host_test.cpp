@@ -191,11 +191,13 @@ void check_sum(std::size_t count, std::mt19937& random) {
     sources<From> from{count, static_cast<std::size_t>(12 * from_row), random};
     To const guard{7.0f};
     std::vector<To> to(static_cast<std::size_t>(12 * to_row), guard);
+    std::vector<uly::sum_source> parts;
+    for (auto const* const rows : from.pointers)
+        parts.push_back({rows, bytes_of(from_row, sizeof(From))});
     uly::block_sum const sum{.to = reinterpret_cast<std::byte*>(to.data()),
-                             .from = from.pointers,
+                             .from = parts,
                              .extents = extents,
                              .to_strides = bytes_of(to_row, sizeof(To)),
-                             .from_strides = bytes_of(from_row, sizeof(From)),
                              .elements = elements};
     host_space::add<To, From>({}, {&sum, 1});
     for (std::int64_t row = 0; row < 12; ++row)
@@ -371,11 +373,11 @@ TEST_CASE("host add keeps the sign of a lone zero and writes zeros when there is
     std::array<float, 2> const zeros{-0.0f, 0.0f};
     auto const* const from = reinterpret_cast<std::byte const*>(zeros.data());
     std::array<float, 3> to{1, 1, 1};
+    uly::sum_source const part{from, {8, 8, 8}};
     uly::block_sum sum{.to = reinterpret_cast<std::byte*>(to.data()),
-                       .from = {&from, 1},
+                       .from = {&part, 1},
                        .extents = {1, 1, 1},
                        .to_strides = {8, 8, 8},
-                       .from_strides = {8, 8, 8},
                        .elements = 2};
     host_space::add<float, float>({}, {&sum, 1});
     CHECK(std::signbit(to[0]));

@@ -43,6 +43,8 @@ namespace ulysses::inline ULYSSES_ABI {
 /// is written.
 template <class Gemm>
 class blocked_attention {
+    static_assert(multiplies_some_element<Gemm>());
+
    public:
     using space_type = typename Gemm::space_type;
     static_assert(

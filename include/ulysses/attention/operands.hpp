@@ -71,7 +71,7 @@ void check_attention(attention_call const& call, Q const& q, K const& k, V const
                call.key_begin + k.tokens(), ") of ", call.keys, ", rows see [0, ", seen, ")");
     if (call.workspace.size() < needed)
         raise(errc::invalid_call, where{}, "attention", "workspace must hold workspace_bytes()",
-              call.workspace.size(), ", ", needed);
+              call.workspace.size(), " bytes, needed are ", needed);
 }
 
 /// *Throws* `invalid_tensor` unless gradients have the extents of what they are gradients of, and

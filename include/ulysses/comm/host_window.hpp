@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
 
 #include <cstddef>
@@ -15,7 +16,14 @@ inline std::shared_ptr<std::byte> host_window_part(std::size_t bytes) {
     auto* const memory = static_cast<std::byte*>(::operator new(bytes, alignment, std::nothrow));
     if (memory == nullptr)
         raise(errc::out_of_memory, {}, "make_window", "memory must be available", bytes, " bytes");
-    return {memory, [](std::byte* part) { ::operator delete(part, std::align_val_t{64}); }};
+    std::shared_ptr<std::byte> part;
+    fence_status status;
+    // Where the count of owners cannot be had, the memory is given back before that is thrown.
+    guarded(status, [&] {
+        part = {memory, [](std::byte* each) { ::operator delete (each, std::align_val_t{64}); }};
+    });
+    if (status.code != errc::none) throw_error(status.code, status.text);
+    return part;
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI::detail

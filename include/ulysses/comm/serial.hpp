@@ -49,7 +49,9 @@ class serial {
 
     template <class T>
     void all_reduce(std::span<T>, reduction) const {}
-    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all) const {
+    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all,
+                    fence_status const& status = {}) const {
+        if (status.code != errc::none) fence(status);
         if (all.size() != mine.size())
             raise(errc::invalid_call, {}, "all_gather", "all must hold one part for each rank",
                   all.size(), " bytes for 1 part of ", mine.size());
@@ -60,7 +62,14 @@ class serial {
             raise(errc::invalid_call, {}, "broadcast", "root must be a rank", "root ", root,
                   " of 1 rank");
     }
-    serial split(int, int) const { return {}; }
+    /// *Throws* `out_of_memory`.
+    serial split(int, int) const {
+        serial alone{*this};
+        fence_status status;
+        guarded(status, [&] { alone.state_ = std::make_shared<state>(); });
+        if (status.code != errc::none) throw_error(status.code, status.text);
+        return alone;
+    }
 
    private:
     struct state {

@@ -19,6 +19,9 @@ namespace ulysses::inline ULYSSES_ABI::threads {
 struct options {
     /// How long a rank waits for a silent peer before the group fails with `timed_out`.
     std::chrono::milliseconds deadline = std::chrono::seconds(600);
+    /// The host of each rank, as of a group that spans several: ranks of different hosts do not
+    /// reach each other's memory and send messages. Empty: all on one.
+    std::vector<int> hosts{};
 };
 
 namespace detail {
@@ -35,7 +38,9 @@ inline void relax() {
 class breakable_barrier {
    public:
     breakable_barrier(int size, options const& given)
-        : options_(given), arrivals_(static_cast<std::size_t>(size)) {
+        : options_(given),
+          arrivals_(static_cast<std::size_t>(size)),
+          finished_(static_cast<std::size_t>(size)) {
         // Spinning only pays while every rank has a core to spin on.
         auto const cores = std::thread::hardware_concurrency();
         spins_ = static_cast<unsigned>(size) <= cores ? 2000 : 0;
@@ -61,41 +66,77 @@ class breakable_barrier {
             if (phase_.load(std::memory_order_acquire) != phase) return;
             relax();
         }
+        await([&] { return passed(phase); }, [&] { return failed(); },
+              [&] { return silent_ranks(rank, phase + 1); });
+    }
+
+    /// Waits until `ready()`; like `lost()` and every `change` it runs under the barrier's lock.
+    /// *Throws* the error the group failed with, once lost; `timed_out` with `text()` after the
+    /// deadline.
+    template <class Ready, class Lost, class Text>
+    void await(Ready const& ready, Lost const& lost, Text const& text) {
         std::unique_lock lock(mutex_);
         auto const until =
             std::chrono::steady_clock::now() +
             std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24 * 365));
-        auto const ready = [&] { return passed(phase) || failed_.load(std::memory_order_acquire); };
-        // Still under the lock, so that a barrier that completes just now is not failed.
-        if (!released_.wait_until(lock, until, ready))
-            record(errc::timed_out, silent_ranks(rank, phase + 1), -1);
-        auto const done = passed(phase);
+        auto const over = [&] { return ready() || lost(); };
+        // Still under the lock, so that what becomes ready just now is not failed.
+        if (!released_.wait_until(lock, until, over)) record_break(errc::timed_out, text(), -1);
+        auto const done = ready();
         lock.unlock();
         if (done) return;
         released_.notify_all();
         throw_failure();
     }
 
-    /// Breaks the barrier: every waiting and every later arrival throws. The first failure stays.
-    void fail(errc code, std::string const& text, int rank) {
+    /// Changes what others may `await`.
+    template <class Change>
+    void change(Change const& body) {
         {
             std::lock_guard lock(mutex_);
-            record(code, text, rank);
+            body();
         }
         released_.notify_all();
     }
 
+    std::chrono::milliseconds deadline() const { return options_.deadline; }
+
+    /// Breaks the barrier: every waiting and every later arrival throws. The first failure stays.
+    void fail(errc code, std::string const& text, int rank) {
+        change([&] { record_break(code, text, rank); });
+    }
+
+    /// A rank that arrives no more: others that arrive throw `peer_failed` with `text`, unless the
+    /// barrier breaks first.
+    void finish(std::string const& text, int rank) {
+        change([&] {
+            finished_[static_cast<std::size_t>(rank)] = true;
+            if (!failed()) record(errc::peer_failed, text, rank);
+        });
+    }
+
+    /// True once an arrival cannot succeed.
     bool failed() const { return failed_; }
+    /// True once the group has failed for a reason other than that a rank has finished.
+    bool broken() const { return broken_; }
+    bool finished(int rank) const { return finished_[static_cast<std::size_t>(rank)]; }
 
     /// *Throws* the error the group failed with, if it has.
     void expect_intact() const {
         if (failed()) throw_failure();
     }
+    void expect_unbroken() const {
+        if (broken()) throw_failure();
+    }
 
    private:
     /// Under the lock.
+    void record_break(errc code, std::string const& text, int rank) {
+        if (broken_.load(std::memory_order_relaxed)) return;
+        record(code, text, rank);
+        broken_ = true;
+    }
     void record(errc code, std::string const& text, int rank) {
-        if (failed_.load(std::memory_order_relaxed)) return;
         code_ = code;
         text_ = text;
         rank_ = rank;
@@ -106,7 +147,14 @@ class breakable_barrier {
         return phase_.load(std::memory_order_acquire) != phase;
     }
 
-    [[noreturn]] void throw_failure() const { throw_error(code_, text_, rank_); }
+    [[noreturn]] void throw_failure() const {
+        std::unique_lock lock(mutex_);
+        auto const code = code_;
+        auto const text = text_;
+        auto const rank = rank_;
+        lock.unlock();
+        throw_error(code, text, rank);
+    }
 
     std::string silent_ranks(int rank, std::uint64_t phase) const {
         std::string silent;
@@ -119,10 +167,11 @@ class breakable_barrier {
     options options_;
     unsigned spins_ = 0;
     std::vector<std::atomic<std::uint64_t>> arrivals_;
+    std::vector<std::atomic<bool>> finished_;
     alignas(64) std::atomic<std::size_t> arrived_{0};
     alignas(64) std::atomic<std::uint64_t> phase_{0};
-    std::atomic<bool> failed_{false};
-    std::mutex mutex_;
+    std::atomic<bool> failed_{false}, broken_{false};
+    mutable std::mutex mutex_;
     std::condition_variable released_;
     errc code_ = errc::none;
     std::string text_;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/comm/thread_fence.hpp>
+#include <ulysses/comm/thread_post.hpp>
 #include <ulysses/core/communicator.hpp>
 
 #include <atomic>
@@ -64,7 +65,10 @@ struct group_state {
     };
 
     group_state(int size, options const& given)
-        : settings(given), barrier(size, given), slots(static_cast<std::size_t>(size)) {
+        : settings(given),
+          barrier(size, given),
+          post(size, barrier),
+          slots(static_cast<std::size_t>(size)) {
         for (auto& s : slots) s.seen.resize(slots.size());
     }
 
@@ -76,12 +80,19 @@ struct group_state {
             if (auto const part = weak.lock()) part->barrier.fail(code, text, rank);
     }
 
+    bool reach(int rank, int other) const {
+        auto const& hosts = settings.hosts;
+        return hosts.empty() ||
+               hosts[static_cast<std::size_t>(rank)] == hosts[static_cast<std::size_t>(other)];
+    }
+
     /// Waits in a failed group until nobody reads what a rank has shown: its caller may free it
     /// now.
     void await_readers() const {
         if (!barrier.failed()) return;
         for (auto const& s : slots)
             while (s.reading) std::this_thread::yield();
+        post.await_readers();
     }
 
     /// Lets failures of this group reach one that was split from it or from its parts: directly,
@@ -94,6 +105,7 @@ struct group_state {
 
     options settings;
     breakable_barrier barrier;
+    thread_post post;
     std::vector<slot> slots;
     std::vector<std::weak_ptr<group_state>> ancestors;
     std::mutex descendants_mutex;

@@ -7,6 +7,7 @@
 
 #include <exception>
 #include <new>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 
@@ -25,6 +26,7 @@ class communicator {
    public:
     using space_type = host_space;
     using window_type = std::shared_ptr<detail::window_parts const>;
+    using ticket_type = detail::thread_post::ticket;
 
     communicator() = default;
     communicator(std::shared_ptr<detail::group_state> group, int rank)
@@ -52,7 +54,7 @@ class communicator {
     }
 
     window_type make_window(std::size_t bytes) const {
-        group_->barrier.expect_intact();
+        state().barrier.expect_intact();
         auto& slot = mine();
         fence_status status;
         std::shared_ptr<detail::window_parts> parts;
@@ -76,7 +78,9 @@ class communicator {
         return window;
     }
 
+    /// Null for a rank of another host.
     std::byte* address(window_type const& window, int rank) const {
+        if (!state().reach(rank_, rank)) return nullptr;
         return window->memory[static_cast<std::size_t>(rank)].get();
     }
 
@@ -86,16 +90,29 @@ class communicator {
         return window ? window->bytes : 0;
     }
 
-    /// Lets go of the group's shared windows on this rank.
+    /// Lets go of the group's shared windows on this rank. On every rank between the same two calls:
+    /// while only some have closed, a pipeline's call is a `disagreement` on all that says so.
     void close() const {
         for (auto& window : mine().shared) window.reset();
+    }
+
+    /// Begins messages, to ranks of any host. *Throws* `invalid_call` for a peer that is no rank.
+    ticket_type start(std::span<outgoing const> out, std::span<incoming const> in) const {
+        return state().post.start(rank_, out, in);
+    }
+
+    /// *Blocking*: until all messages of the ticket have arrived at both ends. *Throws* as `fence`;
+    /// `disagreement` on every rank when the two ends of a message name different sizes.
+    void wait(ticket_type ticket) const {
+        exposure const until_read{state()};
+        state().post.wait(rank_, ticket);
     }
 
     /// *Shape*: `values` of one size on every rank; in place. Combined in rank order.
     template <class T>
         requires std::is_arithmetic_v<T>
     void all_reduce(std::span<T> values, reduction op) const {
-        exposure const until_read{*group_};
+        exposure const until_read{state()};
         // Equal sizes are not enough: ranks must mean the same operation on the same kind of number.
         constexpr auto kind =
             static_cast<int>(sizeof(T)) * 4 + std::is_floating_point_v<T> * 2 + std::is_signed_v<T>;
@@ -122,13 +139,15 @@ class communicator {
         });
     }
 
-    void all_gather(std::span<std::byte const> part, std::span<std::byte> all) const {
-        fence_status status;
-        if (all.size() != part.size() * static_cast<std::size_t>(size_))
+    /// A rank that cannot take part brings a `status` that says why: every rank throws it.
+    void all_gather(std::span<std::byte const> part, std::span<std::byte> all,
+                    fence_status status = {}) const {
+        if (status.code == errc::none &&
+            all.size() != part.size() * static_cast<std::size_t>(size_))
             status.fail(errc::invalid_call,
                         concat("ulysses: all_gather: all must hold one part for each rank: ",
                                all.size(), " bytes for ", size_, " parts of ", part.size()));
-        exposure const until_read{*group_};
+        exposure const until_read{state()};
         publish(detail::collective::all_gather, {const_cast<std::byte*>(part.data()), part.size()},
                 0, status);
         read([&] {
@@ -143,7 +162,7 @@ class communicator {
         if (root < 0 || root >= size_)
             status.fail(errc::invalid_call, concat("ulysses: broadcast: root must be a rank: root ",
                                                    root, " of ", size_, " ranks"));
-        exposure const until_read{*group_};
+        exposure const until_read{state()};
         publish(detail::collective::broadcast, data, root, status);
         read([&] {
             if (rank_ != root && !data.empty())
@@ -153,24 +172,38 @@ class communicator {
 
     communicator split(int color, int key) const {
         auto& slot = mine();
+        fence_status status;
+        std::vector<std::pair<int, int>> members;  // key, old rank
+        guarded(status, [&] { members.reserve(static_cast<std::size_t>(size_)); });
         auto& mine_now = next_offer(detail::collective::split);
         mine_now.argument = color;
         mine_now.key = key;
+        set_status(mine_now, status);
         meet();
-        std::vector<std::pair<int, int>> members;  // key, old rank
+        throw_offered();
         for (int r = 0; r < size_; ++r)
             if (shown(r).argument == color) members.emplace_back(shown(r).key, r);
         std::sort(members.begin(), members.end());
         auto const leader = members.front().second;
-        if (rank_ == leader) {
-            slot.child = std::make_shared<detail::group_state>(static_cast<int>(members.size()),
-                                                               group_->settings);
-            slot.child->ancestors = group_->ancestors;
-            slot.child->ancestors.push_back(group_);
-            for (auto const& weak : slot.child->ancestors)
-                if (auto const ancestor = weak.lock()) ancestor->adopt(slot.child);
-        }
-        wait();
+        if (rank_ == leader)
+            guarded(status, [&] {
+                auto settings = group_->settings;
+                if (!settings.hosts.empty()) {
+                    settings.hosts.clear();
+                    for (auto const& [order, old_rank] : members)
+                        settings.hosts.push_back(
+                            group_->settings.hosts[static_cast<std::size_t>(old_rank)]);
+                }
+                slot.child = std::make_shared<detail::group_state>(static_cast<int>(members.size()),
+                                                                   settings);
+                slot.child->ancestors = group_->ancestors;
+                slot.child->ancestors.push_back(group_);
+                for (auto const& weak : slot.child->ancestors)
+                    if (auto const ancestor = weak.lock()) ancestor->adopt(slot.child);
+            });
+        set_status(next_offer(detail::collective::split), status);
+        meet();
+        throw_offered();
         auto child = at(leader).child;
         wait();
         slot.child.reset();
@@ -181,7 +214,7 @@ class communicator {
     /// Leaves the group: every other rank's waiting or next collective call throws `peer_failed`
     /// with `text`. For engines that run their own threads; `run` does it by itself.
     void leave(std::string_view text) const {
-        group_->fail(errc::peer_failed,
+        state().fail(errc::peer_failed,
                      concat("ulysses: fence: a rank left the group: rank ", rank_, ": ", text),
                      rank_);
     }
@@ -189,8 +222,7 @@ class communicator {
     /// This rank makes no further collective call on the group: a rank that still does gets
     /// `peer_failed` at once. Groups split from it are left alone. `run` does it when a body returns.
     void finish() const {
-        group_->barrier.fail(
-            errc::peer_failed,
+        state().barrier.finish(
             concat("ulysses: fence: a rank left the group: rank ", rank_, ": it has finished"),
             rank_);
     }
@@ -198,9 +230,16 @@ class communicator {
    private:
     using slot_type = detail::group_state::slot;
 
-    slot_type& at(int rank) const { return group_->slots[static_cast<std::size_t>(rank)]; }
+    /// *Throws* `invalid_call` for a handle that names no group.
+    detail::group_state& state() const {
+        if (!group_)
+            raise(errc::invalid_call, {}, "threads::communicator", "a handle must name a group",
+                  "it was made without one");
+        return *group_;
+    }
+    slot_type& at(int rank) const { return state().slots[static_cast<std::size_t>(rank)]; }
     slot_type& mine() const { return at(rank_); }
-    void wait() const { group_->barrier.arrive_and_wait(rank_); }
+    void wait() const { state().barrier.arrive_and_wait(rank_); }
 
     using offer = detail::group_state::offer;
 
@@ -225,7 +264,7 @@ class communicator {
     /// This rank's offer for the call that begins. None in a group that has failed: its barrier
     /// holds nobody back, so that a slow rank may still be reading either of the two.
     offer& next_offer(detail::collective call) const {
-        group_->barrier.expect_intact();
+        state().barrier.expect_intact();
         auto& slot = mine();
         auto& next = slot.offers[slot.parity ^= 1u];
         next.call = call;
@@ -251,6 +290,19 @@ class communicator {
                             r);
     }
 
+    /// The status with an offer; its text only where it has one, for it is long.
+    static void set_status(offer& with, fence_status const& status) {
+        with.status.code = status.code;
+        if (status.code != errc::none) with.status = status;
+    }
+
+    /// Throws, on every rank alike, what the lowest failing rank offered to the call.
+    void throw_offered() const {
+        for (int r = 0; r < size_; ++r)
+            if (auto const& theirs = shown(r).status; theirs.code != errc::none)
+                throw_error(theirs.code, concat(theirs.text, " (rank ", r, ")"), r);
+    }
+
     /// Shows `data` to the group; every rank throws alike when one of them failed, or when sizes or
     /// arguments differ.
     void publish(detail::collective call, std::span<std::byte> data, int argument = 0,
@@ -258,12 +310,9 @@ class communicator {
         auto& mine_now = next_offer(call);
         mine_now.data = data;
         mine_now.argument = argument;
-        mine_now.status.code = status.code;
-        if (status.code != errc::none) mine_now.status = status;
+        set_status(mine_now, status);
         meet();
-        for (int r = 0; r < size_; ++r)
-            if (auto const& theirs = shown(r).status; theirs.code != errc::none)
-                throw_error(theirs.code, concat(theirs.text, " (rank ", r, ")"), r);
+        throw_offered();
         auto const& first = shown(0);
         auto const differ = [&](std::string_view rule, auto const& of_first, int r,
                                 auto const& other) {
@@ -290,10 +339,17 @@ class communicator {
 /// Owner of a group of `ranks` ranks.
 class group {
    public:
+    /// *Throws* `invalid_call` for less than one rank, `out_of_memory`.
     explicit group(int ranks, options const& given = {}) {
         if (ranks < 1)
             raise(errc::invalid_call, {}, "threads::group", "a group has at least one rank", ranks);
-        state_ = std::make_shared<detail::group_state>(ranks, given);
+        if (!given.hosts.empty() && given.hosts.size() != static_cast<std::size_t>(ranks))
+            raise(errc::invalid_call, {}, "threads::group",
+                  "hosts must name one host for each rank", given.hosts.size(), " hosts, ", ranks,
+                  " ranks");
+        fence_status status;
+        guarded(status, [&] { state_ = std::make_shared<detail::group_state>(ranks, given); });
+        if (status.code != errc::none) throw_error(status.code, status.text);
     }
 
     int size() const noexcept { return static_cast<int>(state_->slots.size()); }
@@ -308,13 +364,38 @@ class group {
     std::shared_ptr<detail::group_state> state_;
 };
 
+namespace detail {
+
+/// Starts the threads of ranks 1 .. ranks - 1; the status fails with `transport` where the system
+/// has none.
+template <class Work>
+void start_threads(std::vector<std::jthread>& others, int ranks, Work const& work,
+                   fence_status& status) {
+    int rank = 1;
+#if ULYSSES_EXCEPTIONS
+    try {
+        for (; rank < ranks; ++rank) others.emplace_back(work, rank);
+    } catch (std::system_error const& e) {
+        status.fail(errc::transport, concat("ulysses: run: every rank must get a thread: rank ",
+                                            rank, " of ", ranks, ": ", e.what()));
+    }
+#else
+    static_cast<void>(status);
+    for (; rank < ranks; ++rank) others.emplace_back(work, rank);
+#endif
+}
+
+}  // namespace detail
+
 /// Runs `body(communicator)` on `ranks` threads, rank 0 on the caller's, and waits for all.
 ///
 /// A rank that throws releases the others at once. *Throws* the first error: an `ulysses::error` as
-/// it is, anything else as `peer_failed` naming the rank, with the original nested in it.
+/// it is, anything else as `peer_failed` naming the rank, with the original nested in it;
+/// `transport_error` when the system has no thread for a rank, once those that run have ended.
 template <class Body>
 void run(int ranks, Body&& body, options const& given = {}) {
     group const owner(ranks, given);
+    fence_status started;
 #if ULYSSES_EXCEPTIONS
     std::mutex mutex;
     std::exception_ptr first;
@@ -348,10 +429,16 @@ void run(int ranks, Body&& body, options const& given = {}) {
     };
     {
         std::vector<std::jthread> others;
-        others.reserve(static_cast<std::size_t>(ranks - 1));
-        for (int r = 1; r < ranks; ++r) others.emplace_back(work, r);
-        work(0);
+        guarded(started, [&] {
+            others.reserve(static_cast<std::size_t>(ranks - 1));
+            detail::start_threads(others, ranks, work, started);
+        });
+        if (started.code == errc::none)
+            work(0);
+        else
+            owner.handle(0).leave(started.text);
     }
+    if (started.code != errc::none) throw_error(started.code, started.text, 0);
 #if ULYSSES_EXCEPTIONS
     if (!first) return;
     try {

@@ -13,6 +13,7 @@
 #include <new>
 #include <span>
 #include <string_view>
+#include <utility>
 
 /// Communicators: one small concept per capability. A handle is cheap to copy, non-owning, and
 /// names one rank of one group; a stage requires only the capabilities that it calls.
@@ -27,7 +28,8 @@ void guarded(fence_status& status, Body&& body) {
         body();
     } catch (error const& e) {
         // What failed is another group of the body's own, not this one.
-        auto const foreign = e.code() == errc::peer_failed || e.code() == errc::timed_out;
+        auto const foreign = e.code() == errc::peer_failed || e.code() == errc::timed_out ||
+                             e.code() == errc::transport;
         status.fail(foreign ? errc::functor_failed : e.code(), e.what());
     } catch (std::bad_alloc const&) {
         status.fail(errc::out_of_memory, "ulysses: memory: an allocation failed: std::bad_alloc");
@@ -79,7 +81,7 @@ typename C::space_type::queue queue_of(C const& ranks) {
 /// outbox is written by its owner and read by peers.
 enum class arena : std::uint8_t { inbox, outbox };
 
-/// A communicator whose ranks can address each other's memory.
+/// A communicator whose ranks can address each other's memory, all or some of it.
 ///
 /// Requirements:
 /// 1. `make_window(bytes)` is collective with equal `bytes`: every rank contributes that much
@@ -89,7 +91,8 @@ enum class arena : std::uint8_t { inbox, outbox };
 ///    (equal `bytes` on every rank) when it is smaller. All pipelines on the group use it in turn.
 ///    `shared_window_bytes(which)` is its size, 0 before the first.
 /// 3. `address(window, rank)` is where `rank`'s part lies for the caller, or null where it cannot
-///    reach it.
+///    reach it: never for its own part, and for a peer only if the peer does not reach it either. Between
+///    such ranks a communicator that also `sends_messages` has them sent.
 template <class C>
 concept reaches_memory = communicator<C> &&
     requires(C const& ranks, std::size_t bytes, typename C::window_type const& window) {
@@ -99,6 +102,71 @@ concept reaches_memory = communicator<C> &&
     { ranks.shared_window_bytes(arena::inbox) } -> std::same_as<std::size_t>;
     { ranks.address(window, 0) } -> std::same_as<std::byte*>;
 };
+
+/// Bytes for a peer, and from one.
+struct outgoing {
+    int peer = 0;
+    std::span<std::byte const> data{};
+};
+struct incoming {
+    int peer = 0;
+    std::span<std::byte> data{};
+};
+
+/// A communicator whose ranks send each other messages, for ranks that do not reach each other's
+/// memory.
+///
+/// Requirements:
+/// 1. `start(out, in)` begins a group of messages and returns a ticket, `wait(ticket)` returns when
+///    what was to be received is there and what was sent may be overwritten. The lists are read by
+///    `start` alone; the memory that they name is untouched by the caller until `wait` has returned
+///    or thrown. A rank makes no other collective call between the two, but may start more groups.
+/// 2. Sizes are of any number of bytes, 2^31 and more included. At most one message a peer and list; those
+///    from one rank to another are matched in the order in which they were started, and their sizes
+///    must agree.
+/// 3. A rank that fails or is silent releases those who wait for it, as at a fence.
+/// 4. A steady state allocates nothing.
+template <class C>
+concept sends_messages = communicator<C> &&
+    requires(C const& ranks, std::span<outgoing const> out, std::span<incoming const> in,
+             typename C::ticket_type ticket) {
+    requires std::movable<typename C::ticket_type>;
+    { ranks.start(out, in) } -> std::same_as<typename C::ticket_type>;
+    ranks.wait(std::move(ticket));
+};
+
+/// A communicator that a rank can leave: `leave(text)` makes what the other ranks wait for, or call
+/// next, end with `peer_failed` and the text. Not collective, noexcept in effect: never waits.
+template <class C>
+concept can_leave = communicator<C> && requires(C const& ranks, std::string_view text) {
+    ranks.leave(text);
+};
+
+/// Runs `body`, a collective call. When it ends on this rank by something that the others cannot
+/// know of (an exception that is not an `error`, or one of the transport), they are released.
+template <communicator C, class Body>
+void leaving_on_failure(C const& ranks, Body&& body) {
+#if ULYSSES_EXCEPTIONS
+    if constexpr (can_leave<C>) {
+        try {
+            body();
+        } catch (error const& e) {
+            if (e.code() == errc::transport || e.code() == errc::none) ranks.leave(e.what());
+            throw;
+        } catch (std::exception const& e) {
+            ranks.leave(e.what());
+            throw;
+        } catch (...) {
+            ranks.leave("an exception of unknown type");
+            throw;
+        }
+        return;
+    }
+#else
+    static_cast<void>(ranks);
+#endif
+    body();
+}
 
 enum class reduction : std::uint8_t { sum, min, max };
 

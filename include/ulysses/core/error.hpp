@@ -3,6 +3,7 @@
 
 #include <ulysses/config/macros.hpp>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -98,7 +99,40 @@ using transport_error = error_of<errc::transport>;
 using functor_failed = error_of<errc::functor_failed>;
 using out_of_memory = error_of<errc::out_of_memory>;
 
-/// Throws the type that belongs to `code`. Without exceptions: prints `text` and aborts.
+#if !ULYSSES_EXCEPTIONS
+/// What a build without exceptions calls with an error before it aborts.
+using error_handler = void (*)(error const&);
+
+namespace detail {
+
+/// Null: the text goes to stderr.
+inline std::atomic<error_handler> installed_error_handler = nullptr;
+
+[[noreturn]] inline void fail(error const& failure) {
+    if (auto const handler = installed_error_handler.load())
+        handler(failure);
+    else
+        std::fprintf(stderr, "%s\n", failure.what());
+    std::abort();
+}
+
+}  // namespace detail
+
+/// Only without exceptions: `handler` is called with every error from now on, in place of printing
+/// its text, to write a log or to end the process in its own way. When it returns, the process
+/// aborts. Null brings the printing back. Returns the handler before. One for the whole program,
+/// among the files that are built without exceptions and with one ULYSSES_ABI.
+///
+/// *Thread safety*: may be called at any time. The handler runs on the thread that found the error,
+/// on several at once when several ranks fail, while other ranks go on or wait for this one: it
+/// must not call back into the library.
+inline error_handler set_error_handler(error_handler handler) noexcept {
+    return detail::installed_error_handler.exchange(handler);
+}
+#endif
+
+/// Throws the type that belongs to `code`. Without exceptions: calls the error handler, which
+/// prints `text` unless `set_error_handler` has installed another, and aborts.
 [[noreturn]] inline void throw_error(errc code, std::string const& text, int rank = -1) {
 #if ULYSSES_EXCEPTIONS
     switch (code) {
@@ -117,10 +151,7 @@ using out_of_memory = error_of<errc::out_of_memory>;
     }
     throw error(code, text, rank);
 #else
-    static_cast<void>(code);
-    static_cast<void>(rank);
-    std::fprintf(stderr, "%s\n", text.c_str());
-    std::abort();
+    detail::fail(error(code, text, rank));
 #endif
 }
 

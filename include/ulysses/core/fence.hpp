@@ -124,7 +124,13 @@ inline void expect_same_call(fence_status const& first, fence_status const& othe
     for (std::size_t i = 0; i < term_count; ++i)
         if (other.terms[i] != first.terms[i]) {
             auto const which = static_cast<term>(i);
-            throw_disagreement(rank, concat("every rank must pass the same ", name(which)),
+            auto const rule =
+                which == term::fence
+                    ? std::string(
+                          "every rank must be at the same fence of a call; one whose shared "
+                          "windows are smaller needs one more, as after close() on it alone")
+                    : concat("every rank must pass the same ", name(which));
+            throw_disagreement(rank, rule,
                                concat("rank 0 has ", text_of(which, first.terms[i]), ", rank ",
                                       rank, " has ", text_of(which, other.terms[i])));
         }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -17,6 +18,22 @@ namespace detail {
 
 inline std::string text_of(extents4 const& e) {
     return concat("[", e[0], ", ", e[1], ", ", e[2], ", ", e[3], "]");
+}
+
+/// False when an element of the view, or their number, lies beyond what 64 bits address. Estimated in
+/// floating point, which does not overflow.
+template <class T, class Layout>
+bool addressable(tensor_view<T, Layout> const& view) {
+    constexpr double limit = 0x1p62;
+    double elements = 1, last = 0;
+    for (std::size_t axis = 0; axis < 4; ++axis) {
+        auto const extent = static_cast<double>(view.extents[axis]);
+        elements *= extent;
+        if (view.extents[axis] > 1)
+            last += (extent - 1) * std::fabs(static_cast<double>(view.strides[axis]));
+    }
+    auto const size = static_cast<double>(sizeof(T));
+    return elements == 0 || (elements * size < limit && last * size < limit);
 }
 
 /// Elements from the first to one past the last of the axes whose stride is below `limit`.
@@ -118,6 +135,10 @@ void check_operand(std::string_view call, std::string_view name, tensor_view<T, 
         raise(errc::invalid_tensor, at, operation(),
               "extents [batch, tokens, heads, dim] must fit the step and shape", "got ",
               detail::text_of(view.extents), ", expected ", detail::text_of(expected));
+    if (!detail::addressable(view))
+        raise(errc::invalid_tensor, at, operation(), "an operand must span less than 2^62 bytes",
+              "extents ", detail::text_of(view.extents), ", strides ",
+              detail::text_of(view.strides));
     if (view.size() == 0) return;
     if (view.data == nullptr)
         raise(errc::invalid_tensor, at, operation(), "data must not be null", "extents ",

@@ -10,15 +10,20 @@
 
 namespace ulysses::inline ULYSSES_ABI {
 
+/// One operand of a sum of rows; strides as in `block_copy`.
+struct sum_source {
+    std::byte const* rows = nullptr;
+    std::array<std::int64_t, 3> strides{};
+};
+
 /// A sum of rows: `to = from[0] + from[1] + ...` in the order given, added in the source type and
-/// rounded once to the destination type. Strides as in `block_copy`; all sources share theirs.
-/// `from` points into a list that outlives the call; `elements` counts one row.
+/// rounded once to the destination type. `from` points into a list that outlives the call;
+/// `elements` counts one row.
 struct block_sum {
     std::byte* to = nullptr;
-    std::span<std::byte const* const> from{};  ///< empty: the rows are set to zero
+    std::span<sum_source const> from{};  ///< empty: the rows are set to zero
     std::array<std::int64_t, 3> extents{};
     std::array<std::int64_t, 3> to_strides{};
-    std::array<std::int64_t, 3> from_strides{};
     std::int64_t elements = 0;
 };
 

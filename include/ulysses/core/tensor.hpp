@@ -48,6 +48,8 @@ struct tensor_traits<tensor_view<T, Layout>> {
 
 namespace detail {
 
+template <class P>
+concept points = std::is_pointer_v<std::remove_cvref_t<P>>;
 template <class X>
 concept tensor_by_traits = requires(X const& x) {
     *tensor_traits<X>::data(x);
@@ -60,9 +62,13 @@ concept tensor_by_members = requires(X const& x) {
     x.extents()[0];
     x.extents().size();
 };
+/// False for an mdspan whose accessor gives other values than those in memory, a scaled one say.
 template <class X>
-concept tensor_by_mdspan = requires(X const& x) {
-    *x.data_handle();
+concept gives_elements = !requires { typename X::reference; } ||
+                         std::is_lvalue_reference_v<typename X::reference>;
+template <class X>
+concept tensor_by_mdspan = gives_elements<X> && requires(X const& x) {
+    { x.data_handle() } -> points;
     { x.rank() } -> std::convertible_to<std::size_t>;
     { x.extent(0) } -> std::convertible_to<std::int64_t>;
     { x.stride(0) } -> std::convertible_to<std::int64_t>;
@@ -99,7 +105,7 @@ raw_tensor<T> with_extents(T* data, Extents const& extents) {
     for (std::size_t i = raw.rank; i-- > 0;)
         if (i < 4) {
             raw.strides[i] = step;
-            step *= raw.extents[i];
+            step = wrapping_product(step, raw.extents[i]);
         }
     return raw;
 }

@@ -14,9 +14,19 @@ namespace ulysses::inline ULYSSES_ABI {
 /// Extents or strides over the four canonical axes: batch, token, head, dim.
 using extents4 = std::array<std::int64_t, 4>;
 
+namespace detail {
+
+/// The product modulo 2^64: foreign extents are multiplied before they are checked.
+ULYSSES_HD constexpr std::int64_t wrapping_product(std::int64_t a, std::int64_t b) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+}
+
+}  // namespace detail
+
 /// Row-major strides of `extents`, in elements.
 ULYSSES_HD constexpr extents4 packed_strides(extents4 const& extents) {
-    return {extents[1] * extents[2] * extents[3], extents[2] * extents[3], extents[3], 1};
+    auto const token = detail::wrapping_product(extents[2], extents[3]);
+    return {detail::wrapping_product(extents[1], token), token, extents[3], 1};
 }
 
 /// A non-owning strided view of an operand: pointer, extents [batch, token, head, dim], strides in

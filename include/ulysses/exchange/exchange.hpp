@@ -1,26 +1,36 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/block.hpp>
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/observer.hpp>
 #include <ulysses/core/space.hpp>
+#include <ulysses/core/view_copy.hpp>
+#include <ulysses/exchange/messages.hpp>
 #include <ulysses/exchange/regions.hpp>
 #include <ulysses/plan/plan.hpp>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
-/// Executes a plan between ranks that reach each other's memory.
+/// Executes a plan.
 ///
 /// Four verbs: `target` is where a block is written, `publish` makes everything written visible to
 /// the group, `source` is where a block is read, `release` gives the memory back. Between ranks
 /// that reach each other, targets and sources are the peer's memory in its final layout: nothing is
-/// packed.
+/// packed. Between others they are places in a message, and `publish` sends one message a peer for
+/// all operands together; the owner of a region then packs or unpacks its own rows.
 ///
-///     forward    put q, k, v | publish | attend: inbox -> o outbox           | publish | get o
-///     backward   put dO      | publish | backward: inbox -> dq, dk, dv outbox | publish | get, sum
+///     forward    put q, k, v | send, publish, receive | attend: inbox -> o outbox
+///                get o       | send, publish, receive
+///     backward   put dO      | send, publish, receive | backward: inbox -> dq, dk, dv outbox
+///                get, sum    | send, publish, receive, add
 ///
 /// Peers write an inbox only between passing a second fence and arriving at the next first one;
 /// owners write outboxes only between first and second. Inboxes and outboxes never share memory. So
@@ -31,6 +41,7 @@ template <reaches_memory Comm, observer Observer>
 class exchange {
    public:
     using space_type = typename Comm::space_type;
+    using queue_type = typename space_type::queue;
     using window = typename Comm::window_type;
 
     explicit exchange(Comm ranks) : ranks_(std::move(ranks)) {}
@@ -41,163 +52,306 @@ class exchange {
         release();
     }
 
-    /// Where `peer`'s part of a region begins, for writing.
+    /// Where `peer`'s part of a region begins, for writing; null when it is sent a message.
     std::byte* target(window const& memory, region const& place, int peer) const {
-        return reached(memory, peer) + place.offset;
+        auto* const part = ranks_.address(memory, peer);
+        if constexpr (!sends_messages<Comm>)
+            if (part == nullptr)
+                raise(errc::unsupported, {}, "exchange",
+                      "ranks must reach each other's memory or send messages", "rank ",
+                      ranks_.rank(), " does not reach rank ", peer);
+        return part == nullptr ? nullptr : part + place.offset;
     }
 
-    /// Makes what was written visible and every rank's status known. *Blocking*. *Throws* the
-    /// verdict.
+    /// Where `peer`'s part of a region begins, for reading; null when it comes as a message.
+    std::byte const* source(window const& memory, region const& place, int peer) const {
+        return target(memory, place, peer);
+    }
+
+    /// Lists the copies of a local operand [B, s, H, D] into the peers' regions.
+    template <class T>
+    void put(plan_moves const& moves, window const& memory, region const& place,
+             token_view<T> const& local) {
+        for (auto const& block : moves.blocks) {
+            auto copy = sized(block, local.batch(), place);
+            set_from(copy, local_rows(block, local));
+            if (auto* const begin = target(memory, place, block.peer)) {
+                set_to(copy, region_rows(block, begin, place));
+                copy.to_padding = place.pitch - place.row_bytes;
+                list(outward_, copy);
+            } else {
+                copy.to_strides = row_strides(block.message_strides, place.row_bytes);
+                packs_.push_back({copy, message_rows(out_, block, place)});
+            }
+            saw(ranks_.rank(), block.peer, copy);
+        }
+        auto* const own = target(memory, place, ranks_.rank());
+        for (auto const& block : moves.arrivals) {
+            if (target(memory, place, block.peer) != nullptr) continue;
+            auto copy = sized(block, local.batch(), place);
+            set_to(copy, region_rows(block, own, place));
+            copy.to_padding = place.pitch - place.row_bytes;
+            copy.from_strides = row_strides(block.message_strides, place.row_bytes);
+            unpacks_.push_back({copy, message_rows(in_, block, place)});
+        }
+        end_operand(out_, moves.blocks, memory, local.batch(), place);
+        end_operand(in_, moves.arrivals, memory, local.batch(), place);
+    }
+
+    /// Lists the copies of the peers' regions into a local operand [B, s, H, D].
+    template <class T>
+    void get(plan_moves const& moves, window const& memory, region const& place,
+             token_view<T> const& local) {
+        answer(moves, memory, local.batch(), place);
+        for (auto const& block : moves.blocks) fetch(block, memory, place, local);
+        end_operand(in_, moves.blocks, memory, local.batch(), place);
+    }
+
+    /// Lists the return of the gradients of keys or values into a local operand [B, s, H, D]. Their
+    /// elements are of the accumulator type.
+    template <class T>
+    void sum(plan_returns const& returns, window const& memory, region const& place,
+             token_view<T> const& local) {
+        answer(returns.moves, memory, local.batch(), place);
+        for (auto const& block : returns.single)
+            if constexpr (std::is_same_v<T, accumulator_t<T>>) {
+                fetch(block, memory, place, local);
+            } else {
+                plan_source const from{block.peer, block.row, block.message_row,
+                                       block.message_strides};
+                list_sum(
+                    {block.token, block.tokens, block.head, block.heads, 0, 1, block.row_strides},
+                    {&from, 1}, memory, place, local);
+            }
+        for (auto const& each : returns.sums)
+            list_sum(each, returns.sources.subspan(each.first_source, each.sources), memory, place,
+                     local);
+        end_operand(in_, returns.moves.blocks, memory, local.batch(), place);
+    }
+
+    /// Writes what was listed for the peers. *Throws* `out_of_memory`.
+    void send(queue_type queue) {
+        out_.reserve(queue);
+        in_.reserve(queue);
+        for (auto& each : packs_) {
+            each.copy.to = out_.at(each.place);
+            list(outward_, each.copy);
+        }
+        for (auto& each : unpacks_) {
+            each.copy.from = in_.at(each.place);
+            list(inward_, each.copy);
+        }
+        for (auto const& each : late_sources_) sources_[each.index].rows = in_.at(each.place);
+        execute(outward_, queue);
+    }
+
+    /// Makes what was written visible and every rank's status known; then moves the messages.
+    /// *Blocking*. *Throws* the verdict, or what the transport reports.
     void publish(fence_status const& status) {
         ranks_.fence(status);
         seen_->fence();
+        if constexpr (sends_messages<Comm>) {
+            if (out_.empty() && in_.empty()) return;
+            outgoing_.clear();
+            incoming_.clear();
+            out_.for_each([&](int peer, auto bytes) { outgoing_.push_back({peer, bytes}); });
+            in_.for_each([&](int peer, auto bytes) { incoming_.push_back({peer, bytes}); });
+            ranks_.wait(ranks_.start(outgoing_, incoming_));
+        }
     }
 
-    /// Where `peer`'s part of a region begins, for reading.
-    std::byte const* source(window const& memory, region const& place, int peer) const {
-        return reached(memory, peer) + place.offset;
+    /// Reads what was listed from the peers.
+    void receive(queue_type queue) {
+        execute(inward_, queue);
+        packs_.clear();
+        unpacks_.clear();
+        out_.clear(ranks_.size());
+        in_.clear(ranks_.size());
+    }
+
+    /// Executes all listed sums.
+    template <class To, class From>
+    void add(queue_type queue) {
+        // Addresses are only stable once all are listed.
+        std::size_t next = 0;
+        for (std::size_t i = 0; i < sums_.size(); next += counts_[i++])
+            sums_[i].from = std::span<sum_source const>(sources_).subspan(next, counts_[i]);
+        space_type::template add<To, From>(queue, sums_);
+        forget_sums();
     }
 
     /// Ends the reading of sources: the call's next `publish` does it for all ranks, at no cost
     /// here.
     void release() {
-        copies_.clear();
-        bytes_ = 0;
-        forget();
+        outward_.clear();
+        inward_.clear();
+        packs_.clear();
+        unpacks_.clear();
+        out_.clear(ranks_.size());
+        in_.clear(ranks_.size());
+        forget_sums();
     }
 
-    /// Lists the copies of a local operand [B, s, H, D] into the peers' regions.
-    template <class T>
-    void put(std::span<plan_block const> blocks, window const& memory, region const& place,
-             token_view<T> const& local) {
-        for (auto const& block : blocks) {
-            auto copy = sized(block, local, place);
-            copy.from = reinterpret_cast<std::byte const*>(local.row(0, block.token, block.head));
-            copy.from_strides = byte_strides(local);
-            copy.to = target(memory, place, block.peer) + block.row * place.pitch;
-            copy.to_strides = byte_strides(block.row_strides, place);
-            copy.to_padding = place.pitch - place.row_bytes;
-            list(copy, ranks_.rank(), block.peer);
-        }
-    }
-
-    /// Lists the copies of the peers' regions into a local operand [B, s, H, D].
-    template <class T>
-    void get(std::span<plan_block const> blocks, window const& memory, region const& place,
-             token_view<T> const& local) {
-        for (auto const& block : blocks) {
-            auto copy = sized(block, local, place);
-            copy.to = reinterpret_cast<std::byte*>(local.row(0, block.token, block.head));
-            copy.to_strides = byte_strides(local);
-            copy.from = source(memory, place, block.peer) + block.row * place.pitch;
-            copy.from_strides = byte_strides(block.row_strides, place);
-            list(copy, block.peer, ranks_.rank());
-        }
-    }
-
-    /// Lists sums of the peers' regions into a local operand; their elements are of the accumulator
-    /// type.
-    template <class T>
-    void sum(std::span<plan_sum const> sums, std::span<plan_source const> sources,
-             window const& memory, region const& place, token_view<T> const& local) {
-        for (auto const& each : sums)
-            list_sum(each, sources.subspan(each.first_source, each.sources), memory, place, local);
-    }
-    /// As `get`, for regions whose elements are wider than the local operand's.
-    template <class T>
-    void get_rounded(std::span<plan_block const> blocks, window const& memory, region const& place,
-                     token_view<T> const& local) {
-        for (auto const& block : blocks) {
-            plan_source const source{block.peer, block.row};
-            list_sum({block.token, block.tokens, block.head, block.heads, 0, 1, block.row_strides},
-                     {&source, 1}, memory, place, local);
-        }
-    }
-
-    /// Executes all listed copies together.
-    void move(typename space_type::queue queue) {
-        space_type::copy(queue, copies_, bytes_ * static_cast<std::size_t>(ranks_.size()));
-        copies_.clear();
-        bytes_ = 0;
-    }
-
-    /// Executes all listed sums.
-    template <class To, class From>
-    void add(typename space_type::queue queue) {
-        // Addresses are only stable once all are listed.
-        std::size_t next = 0;
-        for (std::size_t i = 0; i < sums_.size(); next += counts_[i++])
-            sums_[i].from = std::span<std::byte const* const>(addresses_).subspan(next, counts_[i]);
-        space_type::template add<To, From>(queue, sums_);
-        forget();
-    }
+    /// Bytes of memory for messages held on this rank.
+    std::size_t message_bytes() const { return out_.held_bytes() + in_.held_bytes(); }
 
    private:
-    std::byte* reached(window const& memory, int peer) const {
-        auto* const part = ranks_.address(memory, peer);
-        if (part == nullptr)
-            raise(errc::unsupported, {}, "exchange", "every rank must reach its peers' memory",
-                  "rank ", ranks_.rank(), " does not reach rank ", peer);
-        return part;
-    }
+    using strides3 = std::array<std::int64_t, 3>;
+    using messages = message_buffer<space_type>;
 
-    template <class T>
-    block_copy sized(plan_block const& block, token_view<T> const& local,
-                     region const& place) const {
+    /// One side of a copy.
+    struct rows {
+        std::byte* first;
+        strides3 strides;
+    };
+    /// A copy one side of which lies in a message.
+    struct message_copy {
         block_copy copy;
-        copy.extents = {local.batch(), block.tokens, block.heads};
+        message_place place;
+    };
+    /// A source of a sum that comes as a message.
+    struct late_source {
+        std::size_t index;
+        message_place place;
+    };
+    struct copies {
+        std::vector<block_copy> blocks;
+        std::size_t bytes = 0;
+
+        void clear() {
+            blocks.clear();
+            bytes = 0;
+        }
+    };
+
+    static block_copy sized(plan_block const& block, std::int64_t batch, region const& place) {
+        block_copy copy;
+        copy.extents = {batch, block.tokens, block.heads};
         copy.row_bytes = place.row_bytes;
         return copy;
     }
-
-    template <class T>
-    static std::array<std::int64_t, 3> byte_strides(token_view<T> const& local) {
-        constexpr auto size = static_cast<std::int64_t>(sizeof(T));
-        return {local.strides[0] * size, local.strides[1] * size, local.strides[2] * size};
+    static void set_to(block_copy& copy, rows const& side) {
+        copy.to = side.first;
+        copy.to_strides = side.strides;
     }
-    static std::array<std::int64_t, 3> byte_strides(std::array<std::int64_t, 3> const& rows,
-                                                    region const& place) {
-        return {rows[0] * place.pitch, rows[1] * place.pitch, rows[2] * place.pitch};
-    }
-
-    void forget() {
-        sums_.clear();
-        counts_.clear();
-        addresses_.clear();
-    }
-
-    void list(block_copy const& copy, int from, int to) {
-        copies_.push_back(merged(copy));
-        bytes_ += static_cast<std::size_t>(copy.bytes());
-        seen_->moved(from, to, static_cast<std::size_t>(copy.bytes()));
+    static void set_from(block_copy& copy, rows const& side) {
+        copy.from = side.first;
+        copy.from_strides = side.strides;
     }
 
     template <class T>
-    void list_sum(plan_sum const& each, std::span<plan_source const> sources, window const& memory,
-                  region const& place, token_view<T> const& local) {
-        for (auto const& from : sources) {
-            addresses_.push_back(source(memory, place, from.peer) + from.row * place.pitch);
-            seen_->moved(from.peer, ranks_.rank(),
-                         static_cast<std::size_t>(local.batch() * each.tokens * each.heads *
-                                                  place.row_bytes));
+    static rows local_rows(plan_block const& block, token_view<T> const& local) {
+        auto* const first =
+            const_cast<std::remove_const_t<T>*>(local.row(0, block.token, block.head));
+        return {reinterpret_cast<std::byte*>(first), byte_strides(local)};
+    }
+    static rows region_rows(plan_block const& block, std::byte* begin, region const& place) {
+        return {begin + block.row * place.pitch, row_strides(block.row_strides, place.pitch)};
+    }
+    template <class Block>
+    static message_place message_rows(messages const& all, Block const& block,
+                                      region const& place) {
+        auto at = all.end(block.peer);
+        at.offset += static_cast<std::size_t>(block.message_row * place.row_bytes);
+        return at;
+    }
+
+    static strides3 row_strides(strides3 const& in_rows, std::int64_t pitch) {
+        return {in_rows[0] * pitch, in_rows[1] * pitch, in_rows[2] * pitch};
+    }
+
+    /// Packs this rank's region for the peers that cannot read it.
+    void answer(plan_moves const& moves, window const& memory, std::int64_t batch,
+                region const& place) {
+        auto* const own = target(memory, place, ranks_.rank());
+        for (auto const& block : moves.arrivals) {
+            if (target(memory, place, block.peer) != nullptr) continue;
+            auto copy = sized(block, batch, place);
+            set_from(copy, region_rows(block, own, place));
+            copy.to_strides = row_strides(block.message_strides, place.row_bytes);
+            packs_.push_back({copy, message_rows(out_, block, place)});
         }
+        end_operand(out_, moves.arrivals, memory, batch, place);
+    }
+
+    template <class T>
+    void fetch(plan_block const& block, window const& memory, region const& place,
+               token_view<T> const& local) {
+        auto copy = sized(block, local.batch(), place);
+        set_to(copy, local_rows(block, local));
+        if (auto* const begin = target(memory, place, block.peer)) {
+            set_from(copy, region_rows(block, begin, place));
+            list(inward_, copy);
+        } else {
+            copy.from_strides = row_strides(block.message_strides, place.row_bytes);
+            unpacks_.push_back({copy, message_rows(in_, block, place)});
+        }
+        saw(block.peer, ranks_.rank(), copy);
+    }
+
+    template <class T>
+    void list_sum(plan_sum const& each, std::span<plan_source const> from, window const& memory,
+                  region const& place, token_view<T> const& local) {
         block_sum sum;
         sum.to = reinterpret_cast<std::byte*>(local.row(0, each.token, each.head));
         sum.extents = {local.batch(), each.tokens, each.heads};
         sum.to_strides = byte_strides(local);
-        sum.from_strides = byte_strides(each.row_strides, place);
         sum.elements = local.dim();
         sums_.push_back(sum);
-        counts_.push_back(sources.size());
+        counts_.push_back(from.size());
+        for (auto const& part : from) {
+            if (auto const* const begin = source(memory, place, part.peer)) {
+                sources_.push_back(
+                    {begin + part.row * place.pitch, row_strides(each.row_strides, place.pitch)});
+            } else {
+                late_sources_.push_back({sources_.size(), message_rows(in_, part, place)});
+                sources_.push_back({nullptr, row_strides(part.message_strides, place.row_bytes)});
+            }
+            seen_->moved(part.peer, ranks_.rank(),
+                         static_cast<std::size_t>(sum.extents[0] * each.tokens * each.heads *
+                                                  place.row_bytes));
+        }
+    }
+
+    /// Ends an operand's part of the messages.
+    void end_operand(messages& all, std::span<plan_block const> blocks, window const& memory,
+                     std::int64_t batch, region const& place) const {
+        for (auto const& block : blocks)
+            if (target(memory, place, block.peer) == nullptr)
+                all.append(block.peer, static_cast<std::size_t>(batch * block.tokens * block.heads *
+                                                                place.row_bytes));
+    }
+
+    static void list(copies& all, block_copy const& copy) {
+        all.blocks.push_back(merged(copy));
+        all.bytes += static_cast<std::size_t>(copy.bytes());
+    }
+    void execute(copies& all, queue_type queue) {
+        space_type::copy(queue, all.blocks, all.bytes * static_cast<std::size_t>(ranks_.size()));
+        all.clear();
+    }
+    void saw(int from, int to, block_copy const& copy) {
+        seen_->moved(from, to, static_cast<std::size_t>(copy.bytes()));
+    }
+
+    void forget_sums() {
+        sums_.clear();
+        counts_.clear();
+        sources_.clear();
+        late_sources_.clear();
     }
 
     Comm ranks_;
     Observer* seen_ = nullptr;
-    std::vector<block_copy> copies_;
-    std::size_t bytes_ = 0;
+    copies outward_, inward_;  ///< to execute before and after `publish`
+    std::vector<message_copy> packs_, unpacks_;
+    messages out_, in_;
+    std::vector<outgoing> outgoing_;
+    std::vector<incoming> incoming_;
     std::vector<block_sum> sums_;
     std::vector<std::size_t> counts_;
-    std::vector<std::byte const*> addresses_;
+    std::vector<sum_source> sources_;
+    std::vector<late_source> late_sources_;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

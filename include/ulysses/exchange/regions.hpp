@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/explain.hpp>
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/tensor_view.hpp>
@@ -109,6 +110,11 @@ class head_operand {
     /// [B, S, h, D]: all tokens, the heads of the rank's items in order.
     explicit head_operand(tensor_view<T, head_local> const& tensor)
         : data_(tensor.data), tensor_(tensor) {}
+
+    /// Refuses a shard.
+    template <class View>
+        requires other_layout<View>
+    explicit head_operand(View const&) { static_assert(explain_layout<View>()); }
 
     /// [B, rows, heads, dim] of an item's queries.
     head_view<T> queries(plan const& moves, planned_item const& item) const {

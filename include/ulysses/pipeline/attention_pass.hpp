@@ -3,6 +3,7 @@
 
 #include <ulysses/core/buffer.hpp>
 #include <ulysses/core/operand.hpp>
+#include <ulysses/core/view_copy.hpp>
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/operands.hpp>
 #include <ulysses/stage/attend.hpp>
@@ -44,15 +45,18 @@ class attention_pass {
 
     /// Bytes of scratch memory held on this rank, shared windows not counted.
     std::size_t scratch_bytes() const {
-        return workspace_.bytes() + lse_.bytes() + o_.bytes() + dk_.bytes() + dv_.bytes();
+        return workspace_.bytes() + lse_.bytes() + o_.bytes() + dk_.bytes() + dv_.bytes() +
+               moving_.message_bytes();
     }
 
     /// Leaves a call that has failed on this rank before it began: with the same error on every
     /// rank.
     [[noreturn]] void refuse(fence_status status) {
         if (std::is_same_v<Layout, sequence_local> && ranks_.size() > 1) {
-            status.call = ranks_.begin_call();
-            ranks_.fence(status);
+            collectively([&] {
+                status.call = ranks_.begin_call();
+                ranks_.fence(status);
+            });
         }
         throw_error(status.code, status.text, ranks_.rank());
     }
@@ -62,6 +66,33 @@ class attention_pass {
     template <class T, class Prepare>
     void forward(plan const& moves, pass_kind kind, context_type* saved, Observer& seen, where at,
                  Prepare const& prepare) {
+        collectively([&] { run_forward<T>(moves, kind, saved, seen, at, prepare); });
+    }
+
+    /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them
+    /// exchanged. With keep::nothing, o is computed again and, when it has data, written.
+    template <class T, class Prepare>
+    void backward(plan const& moves, pass_kind kind, context_type& saved, Observer& seen, where at,
+                  Prepare const& prepare) {
+        collectively([&] { run_backward<T>(moves, kind, saved, seen, at, prepare); });
+    }
+
+   private:
+    using queue_type = typename space_type::queue;
+    queue_type queue() const { return queue_of(ranks_); }
+
+    /// Runs a call, which only with sequence-local operands is one of the whole group.
+    template <class Body>
+    void collectively(Body const& body) {
+        if constexpr (std::is_same_v<Layout, sequence_local>)
+            leaving_on_failure(ranks_, body);
+        else
+            body();
+    }
+
+    template <class T, class Prepare>
+    void run_forward(plan const& moves, pass_kind kind, context_type* saved, Observer& seen,
+                     where at, Prepare const& prepare) {
         auto const whole = kind == pass_kind::forward;
         auto const policy = moves.layer().keep;
         forward_regions places;
@@ -87,11 +118,12 @@ class attention_pass {
             seen.begin(step_id::to_heads);
             if constexpr (std::is_same_v<Layout, sequence_local>)
                 to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
-            moving_.move(queue());
+            moving_.send(queue());
         });
         publish(moves, status, 1);
         guarded(status, [&] {
             if (exchanging(moves)) {
+                moving_.receive(queue());
                 seen.end(step_id::to_heads);
                 auto* in = ranks_.address(inbox, ranks_.rank());
                 set_queries_keys_values(operands, in, places, moves.layer());
@@ -110,21 +142,20 @@ class attention_pass {
                 if (exchanging(moves)) {
                     seen.begin(step_id::to_tokens);
                     to_tokens(moving_, moves, outbox, places.o, local.o);
+                    moving_.send(queue());
                 }
         });
         publish(moves, status, 2);
         if (exchanging(moves)) {
-            moving_.move(queue());
+            moving_.receive(queue());
             seen.end(step_id::to_tokens);
         }
         if (saved != nullptr) saved->fill(filling<T>(moves, whole), ranks_);
     }
 
-    /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them
-    /// exchanged. With keep::nothing, o is computed again and, when it has data, written.
     template <class T, class Prepare>
-    void backward(plan const& moves, pass_kind kind, context_type& saved, Observer& seen, where at,
-                  Prepare const& prepare) {
+    void run_backward(plan const& moves, pass_kind kind, context_type& saved, Observer& seen,
+                      where at, Prepare const& prepare) {
         auto const whole = kind == pass_kind::backward;
         auto const policy = moves.layer().keep;
         backward_regions places;
@@ -158,11 +189,12 @@ class attention_pass {
                 if (policy == keep::local)
                     to_tokens_backward(moving_, moves, inbox, places.o, std::as_const(local).o);
             }
-            moving_.move(queue());
+            moving_.send(queue());
         });
         publish(moves, status, 1);
         guarded(status, [&] {
             if (exchanging(moves)) {
+                moving_.receive(queue());
                 seen.end(step_id::to_tokens);
                 auto const me = ranks_.rank();
                 auto* in = ranks_.address(inbox, me);
@@ -196,11 +228,12 @@ class attention_pass {
                     to_heads_backward(moving_, moves, outbox, places, local.dq, local.dk, local.dv);
                     if (policy == keep::nothing && local.o.data != nullptr)
                         to_tokens(moving_, moves, outbox, places.o, local.o);
+                    moving_.send(queue());
                 }
         });
         publish(moves, status, 2);
         if (exchanging(moves)) {
-            moving_.move(queue());
+            moving_.receive(queue());
             moving_.template add<T, accumulator_t<T>>(queue());
             seen.end(step_id::to_heads);
         } else {
@@ -208,10 +241,6 @@ class attention_pass {
         }
         saved.discard();
     }
-
-   private:
-    using queue_type = typename space_type::queue;
-    queue_type queue() const { return queue_of(ranks_); }
 
     static void set(fence_status& status, term which, std::int64_t value) {
         status.terms[static_cast<std::size_t>(which)] = value;
@@ -319,73 +348,42 @@ class attention_pass {
                 return packed_in<accumulator_t<T>, Layout>(beside, view.extents, queue());
         };
         auto const dk = accumulator(local.dk, dk_), dv = accumulator(local.dv, dv_);
-        add_views(dk, dk, 0);
-        add_views(dv, dv, 0);
+        zero_view<space_type>(queue(), dk);
+        zero_view<space_type>(queue(), dv);
         operands.dk = in_place(dk);
         operands.dv = in_place(dv);
     }
 
     template <class T>
     void round_in_place(local_operands<T, Layout> const& local) {
-        if constexpr (!std::is_same_v<T, accumulator_t<T>>) {
-            add_views(local.dk, packed_in<accumulator_t<T>, Layout>(dk_, local.dk.extents, queue()),
-                      1);
-            add_views(local.dv, packed_in<accumulator_t<T>, Layout>(dv_, local.dv.extents, queue()),
-                      1);
+        using wide = accumulator_t<T>;
+        if constexpr (!std::is_same_v<T, wide>) {
+            round_view<space_type>(queue(), local.dk,
+                                   packed_in<wide, Layout>(dk_, local.dk.extents, queue()));
+            round_view<space_type>(queue(), local.dv,
+                                   packed_in<wide, Layout>(dv_, local.dv.extents, queue()));
         }
     }
 
-    /// to = the sum of `count` (0 or 1) sources.
-    template <class To, class From>
-    void add_views(tensor_view<To, Layout> const& to, tensor_view<From, Layout> const& from,
-                   std::size_t count) {
-        auto const* source = reinterpret_cast<std::byte const*>(from.data);
-        auto const bytes = [](auto const& view, std::size_t size) {
-            auto const width = static_cast<std::int64_t>(size);
-            return std::array{view.strides[0] * width, view.strides[1] * width,
-                              view.strides[2] * width};
-        };
-        block_sum sum;
-        sum.to = reinterpret_cast<std::byte*>(to.data);
-        sum.from = {&source, count};
-        sum.extents = {to.batch(), to.tokens(), to.heads()};
-        sum.to_strides = bytes(to, sizeof(To));
-        sum.from_strides = bytes(from, sizeof(From));
-        sum.elements = to.dim();
-        space_type::template add<To, From>(queue(), {&sum, 1});
-    }
-
+    /// The first `rows` rows of a region in this rank's own part.
     template <class U>
     void zero_rows(std::byte* base, region const& place, std::int64_t rows, std::int64_t dim) {
-        block_sum sum;
-        sum.to = base + place.offset;
-        sum.extents = {1, 1, rows};
-        sum.to_strides = {0, 0, place.pitch};
-        sum.elements = dim;
-        space_type::template add<U, U>(queue(), {&sum, 1});
+        zero_view<space_type>(
+            queue(), head_view<U>(reinterpret_cast<U*>(base + place.offset), {1, 1, rows, dim},
+                                  {0, 0, place.pitch / static_cast<std::int64_t>(sizeof(U)), 1}));
     }
 
     template <class T>
     void keep_copies(context_type& saved, local_operands<T, Layout> const& local) {
-        keep_copy<T>(saved.q, local.q);
-        keep_copy<T>(saved.k, local.k);
-        keep_copy<T>(saved.v, local.v);
-        keep_copy<T>(saved.o, local.o);
-    }
-    template <class T>
-    void keep_copy(buffer<space_type>& memory, tensor_view<T const, Layout> const& from) {
-        auto const to = packed_in<T, Layout>(memory, from.extents, queue());
-        constexpr auto size = static_cast<std::int64_t>(sizeof(T));
-        block_copy copy;
-        copy.to = reinterpret_cast<std::byte*>(to.data);
-        copy.from = reinterpret_cast<std::byte const*>(from.data);
-        copy.extents = {from.batch(), from.tokens(), from.heads()};
-        copy.to_strides = {to.strides[0] * size, to.strides[1] * size, to.strides[2] * size};
-        copy.from_strides = {from.strides[0] * size, from.strides[1] * size,
-                             from.strides[2] * size};
-        copy.row_bytes = from.dim() * size;
-        copy = merged(copy);
-        space_type::copy(queue(), {&copy, 1}, static_cast<std::size_t>(copy.bytes()));
+        auto const keep_copy = [&](buffer<space_type>& memory,
+                                   tensor_view<T const, Layout> const& from) {
+            copy_view<space_type>(queue(), packed_in<T, Layout>(memory, from.extents, queue()),
+                                  from);
+        };
+        keep_copy(saved.q, local.q);
+        keep_copy(saved.k, local.k);
+        keep_copy(saved.v, local.v);
+        keep_copy(saved.o, local.o);
     }
 
     Comm ranks_;

@@ -117,7 +117,8 @@ class context {
         if (with.whole != filling_.whole)
             raise(errc::invalid_call, at, "context",
                   "backward belongs to forward, attend_backward to attend",
-                  filling_.whole ? "forward was `forward`" : "forward was `attend`");
+                  filling_.whole ? "forward was `forward`, backward is `attend_backward`"
+                                 : "forward was `attend`, backward is `backward`");
         if (with.layout != filling_.layout)
             raise(errc::invalid_call, at, "context",
                   "a backward call takes the layout of its forward call", "forward ran ",

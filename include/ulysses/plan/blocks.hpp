@@ -6,33 +6,59 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
-/// The words a plan is written in: blocks of rows between a rank's tokens and its peers' regions.
+/// The words a plan is written in: blocks of rows between one rank's tokens and another's regions.
+///
+/// Every block knows a third place, its rows in a *message*, for ranks that do not reach each other's
+/// memory: what one rank sends another of one operand is the region of the rank that computes, with
+/// the rows of all other ranks' tokens left out. Both ends know it from their plans alone.
 namespace ulysses::inline ULYSSES_ABI {
 
-/// Local tokens of this rank against rows of a peer's region: [batch, token, head] on both sides.
+/// Tokens of one rank against rows of a region: [batch, token, head] on both sides. In the list of a
+/// rank's blocks the tokens are its own and the region is the peer's; in its list of arrivals the
+/// other way round.
 struct plan_block {
     int peer = 0;
-    std::int64_t token = 0;   ///< first local token
+    std::int64_t token = 0;   ///< first token, counted on the rank that holds it
     std::int64_t tokens = 0;  ///< how many, consecutive
     std::int64_t head = 0;    ///< first head (of queries or of keys)
     std::int64_t heads = 0;
-    std::int64_t row = 0;                       ///< first row in the peer's region
-    std::array<std::int64_t, 3> row_strides{};  ///< rows per batch, token, head in the region
+    std::int64_t row = 0;                           ///< first row in the region
+    std::array<std::int64_t, 3> row_strides{};      ///< rows per batch, token, head in the region
+    std::int64_t message_row = 0;                   ///< first row in the message
+    std::array<std::int64_t, 3> message_strides{};  ///< likewise in the message
 };
 
-/// Local tokens of one key-value head that several ranks computed with: their rows are summed in
-/// rank order. `sources` index the plan's list of (peer, row).
+/// Both directions of an operand between a rank and its peers.
+struct plan_moves {
+    std::span<plan_block const> blocks;    ///< this rank's tokens in the peers' regions
+    std::span<plan_block const> arrivals;  ///< the peers' tokens in this rank's regions
+};
+
+/// Where one rank's part of a sum lies.
+struct plan_source {
+    int peer = 0;
+    std::int64_t row = 0;
+    std::int64_t message_row = 0;
+    std::array<std::int64_t, 3> message_strides{};
+};
+
+/// Local tokens of one key-value head that several ranks computed with, or none: their rows are
+/// summed in rank order. `sources` index the plan's list.
 struct plan_sum {
     std::int64_t token = 0, tokens = 0;
     std::int64_t head = 0, heads = 0;
     std::size_t first_source = 0, sources = 0;
-    std::array<std::int64_t, 3> row_strides{};
+    std::array<std::int64_t, 3> row_strides{};  ///< in every source's region
 };
 
-struct plan_source {
-    int peer = 0;
-    std::int64_t row = 0;
+/// How the gradients of keys and values come back to the rank that holds the tokens.
+struct plan_returns {
+    plan_moves moves;                    ///< all rows that were computed with
+    std::span<plan_block const> single;  ///< those that one rank computed
+    std::span<plan_sum const> sums;      ///< those that several ranks computed, or none
+    std::span<plan_source const> sources;
 };
 
 /// One work item of this rank and where its rows lie in its own regions.

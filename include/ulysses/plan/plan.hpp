@@ -7,6 +7,7 @@
 #include <ulysses/plan/blocks.hpp>
 #include <ulysses/plan/line.hpp>
 #include <ulysses/plan/sequence.hpp>
+#include <ulysses/plan/share.hpp>
 
 #include <algorithm>
 #include <array>
@@ -61,7 +62,7 @@ class plan {
         deal(line(layer, queries_, keys_, ranks, row_multiple));
         list_blocks(step);
         list_sums(step);
-        count_rows(step);
+        count_rows();
     }
 
     shape const& layer() const { return layer_; }
@@ -93,59 +94,15 @@ class plan {
     std::int64_t own_key_rows() const { return shares_[static_cast<std::size_t>(rank_)].key_rows; }
     std::int64_t key_capacity() const { return key_capacity_; }
 
-    /// Moves of q, o, dO, dq; moves of k and v; returns of dk and dv that one rank computed.
-    std::span<plan_block const> query_blocks() const { return query_blocks_; }
-    std::span<plan_block const> key_blocks() const { return key_blocks_; }
-    std::span<plan_block const> key_returns() const { return key_returns_; }
-    /// Returns of dk and dv that several ranks, or none, computed.
-    std::span<plan_sum const> key_sums() const { return key_sums_; }
-    std::span<plan_source const> sources() const { return sources_; }
+    /// Moves of q, o, dO, dq; moves of k and v; returns of dk and dv.
+    plan_moves query_moves() const { return {query_blocks_, query_arrivals_}; }
+    plan_moves key_moves() const { return {key_blocks_, key_arrivals_}; }
+    plan_returns key_returns() const { return {key_moves(), key_returns_, key_sums_, sources_}; }
 
     /// Rows exchanged with a peer, the rank's own share included as peer `rank()`.
     plan_rows const& rows(int peer) const { return rows_[static_cast<std::size_t>(peer)]; }
 
    private:
-    struct kv_span {
-        std::int64_t begin = 0, end = 0;
-    };
-
-    /// What every rank must know of another's share.
-    struct rank_share {
-        work_items items;
-        std::array<std::int64_t, 5> query_row{};
-        std::int64_t query_rows = 0;
-        std::int64_t kv_begin = 0, kv_end = 0;
-        std::int64_t key_begin = 0, key_end = 0;
-        std::int64_t key_rows = 0;
-
-        /// The keys that the rank's items need of one head.
-        kv_span keys_of(std::int64_t head) const {
-            kv_span span{0, 0};
-            for (auto const& item : items)
-                if (item.kv_begin <= head && head < item.kv_end)
-                    span = span.begin == span.end ? kv_span{item.key_begin, item.key_end}
-                                                  : kv_span{std::min(span.begin, item.key_begin),
-                                                            std::max(span.end, item.key_end)};
-            return span;
-        }
-        /// The end of the longest run of heads from `head` on that need the same keys.
-        std::int64_t same_keys_end(std::int64_t head) const {
-            auto const span = keys_of(head);
-            auto end = head + 1;
-            // Spans only change where an item begins or ends.
-            while (end < kv_end) {
-                auto const next = keys_of(end);
-                if (next.begin != span.begin || next.end != span.end) break;
-                auto boundary = kv_end;
-                for (auto const& item : items)
-                    for (auto const edge : {item.kv_begin, item.kv_end})
-                        if (edge > end) boundary = std::min(boundary, edge);
-                end = boundary;
-            }
-            return end;
-        }
-    };
-
     bool in_order(token_orders const& orders) const {
         auto const runs = orders.runs(rank_);
         return runs.size() == 1 && runs[0].count == orders.total() &&
@@ -171,18 +128,7 @@ class plan {
         std::int64_t most_kv_heads = 0;
         for (int r = 0; r < ranks_; ++r) {
             auto& share = shares_[static_cast<std::size_t>(r)];
-            share = {};
-            share.items = cuts.items(r);
-            for (std::size_t i = 0; i < share.items.size(); ++i) {
-                auto const& item = share.items[i];
-                share.query_row[i] = share.query_rows;
-                share.query_rows += item.heads() * batch_ * item.rows();
-                share.kv_begin = i == 0 ? item.kv_begin : share.kv_begin;
-                share.kv_end = std::max(share.kv_end, item.kv_end);
-                share.key_begin =
-                    i == 0 ? item.key_begin : std::min(share.key_begin, item.key_begin);
-                share.key_end = std::max(share.key_end, item.key_end);
-            }
+            share = rank_share(cuts.items(r), batch_);
             query_region_rows_ = std::max(query_region_rows_, share.query_rows);
             key_capacity_ = std::max(key_capacity_, share.key_end - share.key_begin);
             most_kv_heads = std::max(most_kv_heads, share.kv_end - share.kv_begin);
@@ -204,55 +150,117 @@ class plan {
     void list_blocks(sequence const& step) {
         query_blocks_.clear();
         key_blocks_.clear();
+        query_arrivals_.clear();
+        key_arrivals_.clear();
+        first_key_block_.clear();
         for (int peer = 0; peer < ranks_; ++peer) {
-            auto const& share = shares_[static_cast<std::size_t>(peer)];
-            for (std::size_t i = 0; i < share.items.size(); ++i) {
-                auto const& item = share.items[i];
-                for_tokens(step.queries(), item.row_begin, item.row_end,
-                           [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
-                               std::int64_t stride) {
-                               query_blocks_.push_back(
-                                   {peer,
-                                    token,
-                                    tokens,
-                                    item.head_begin,
-                                    item.heads(),
-                                    share.query_row[i] + global - item.row_begin,
-                                    {item.rows(), stride, batch_ * item.rows()}});
-                           });
-            }
-            for (auto head = share.kv_begin; head < share.kv_end;) {
-                auto const end = share.same_keys_end(head);
-                auto const span = share.keys_of(head);
-                for_tokens(step.keys(), span.begin, span.end,
-                           [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
-                               std::int64_t stride) {
-                               key_blocks_.push_back(
-                                   {peer,
-                                    token,
-                                    tokens,
-                                    head,
-                                    end - head,
-                                    key_row(share, head, global),
-                                    {key_capacity_, stride, batch_ * key_capacity_}});
-                           });
-                head = end;
-            }
+            first_key_block_.push_back(key_blocks_.size());
+            list_queries(query_blocks_, step.queries().runs(rank_), peer, peer);
+            list_keys(key_blocks_, step.keys().runs(rank_), peer, peer);
+            list_queries(query_arrivals_, step.queries().runs(peer), rank_, peer);
+            list_keys(key_arrivals_, step.keys().runs(peer), rank_, peer);
+        }
+        first_key_block_.push_back(key_blocks_.size());
+    }
+
+    using token_runs = std::span<token_run const>;
+
+    /// The rows of one rank's tokens that the items of `computing` cover.
+    void list_queries(std::vector<plan_block>& list, token_runs runs, int computing, int peer) {
+        auto const& share = shares_[static_cast<std::size_t>(computing)];
+        std::int64_t first = 0;
+        for (std::size_t i = 0; i < share.items.size(); ++i) {
+            auto const& item = share.items[i];
+            std::array const strides{item.rows(), std::int64_t{1}, batch_ * item.rows()};
+            first += list_span(list, runs, {item.row_begin, item.row_end},
+                               {peer, item.head_begin, item.heads(), share.query_row[i], strides},
+                               first);
         }
     }
 
-    /// Calls `use(local token, count, global index, stride)` for this rank's tokens in global
-    /// [from, to).
+    /// The rows of one rank's tokens that the items of `computing` see, each once.
+    void list_keys(std::vector<plan_block>& list, token_runs runs, int computing, int peer) {
+        auto const& share = shares_[static_cast<std::size_t>(computing)];
+        std::array const strides{key_capacity_, std::int64_t{1}, batch_ * key_capacity_};
+        std::int64_t first = 0;
+        for (auto head = share.kv_begin; head < share.kv_end;) {
+            auto const end = share.same_keys_end(head);
+            auto const span = share.keys_of(head);
+            first += list_span(list, runs, span,
+                               {peer, head, end - head, key_row(share, head, span.begin), strides},
+                               first);
+            head = end;
+        }
+    }
+
+    /// Heads of a region that share the rows of `token_span`.
+    struct region_heads {
+        int peer;
+        std::int64_t head, heads;
+        std::int64_t row;  ///< of the first head and the span's first token
+        std::array<std::int64_t, 3> strides;
+    };
+
+    /// Lists the tokens of `runs` that lie in `rows`; returns how many message rows they take from
+    /// `first_message_row` on.
+    std::int64_t list_span(std::vector<plan_block>& list, token_runs runs, token_span rows,
+                           region_heads const& place, std::int64_t first_message_row) {
+        std::int64_t count = 0;
+        for (auto const& run : runs) {
+            auto const part = run.within(rows.begin, rows.end);
+            count += part.end - part.begin;
+        }
+        std::array const message_strides{count, std::int64_t{1}, batch_ * count};
+        std::int64_t listed = 0;
+        for_tokens(
+            runs, rows,
+            [&](std::int64_t token, std::int64_t tokens, std::int64_t global, std::int64_t stride) {
+                plan_block block{place.peer,     token,
+                                 tokens,         place.head,
+                                 place.heads,    place.row + global - rows.begin,
+                                 place.strides,  first_message_row + listed,
+                                 message_strides};
+                block.row_strides[1] = stride;
+                list.push_back(block);
+                listed += tokens;
+            });
+        return place.heads * batch_ * count;
+    }
+
+    /// Calls `use(local token, count, global index, stride)` for the tokens of `runs` in `rows`.
     template <class Use>
-    void for_tokens(token_orders const& orders, std::int64_t from, std::int64_t to,
-                    Use const& use) const {
+    static void for_tokens(token_runs runs, token_span rows, Use const& use) {
         std::int64_t token = 0;
-        for (auto const& run : orders.runs(rank_)) {
-            auto const part = run.within(from, to);
+        for (auto const& run : runs) {
+            auto const part = run.within(rows.begin, rows.end);
             if (part.begin < part.end)
                 use(token + part.begin, part.end - part.begin, run.at(part.begin), run.stride);
             token += run.count;
         }
+    }
+
+    /// Where the rows of a key-value head and one of this rank's tokens lie with a peer that sees
+    /// them, its message included.
+    plan_source source_of(int peer, std::int64_t head, std::int64_t token,
+                          std::int64_t global) const {
+        auto const& share = shares_[static_cast<std::size_t>(peer)];
+        auto const at = static_cast<std::size_t>(peer);
+        auto const blocks =
+            std::span(key_blocks_)
+                .subspan(first_key_block_[at], first_key_block_[at + 1] - first_key_block_[at]);
+        // In order of head, then of token: the last that begins no later than these.
+        auto const heads = std::prev(std::upper_bound(
+            blocks.begin(), blocks.end(), head,
+            [](std::int64_t wanted, plan_block const& block) { return wanted < block.head; }));
+        auto const& block =
+            *std::prev(std::upper_bound(blocks.begin(), blocks.end(), std::pair{heads->head, token},
+                                        [](auto const& wanted, plan_block const& each) {
+                                            return wanted < std::pair{each.head, each.token};
+                                        }));
+        return {peer, key_row(share, head, global),
+                block.message_row + (head - block.head) * block.message_strides[2] + token -
+                    block.token,
+                block.message_strides};
     }
 
     /// Who computed with a key-value head: the gradient of its keys returns from all of them.
@@ -291,17 +299,17 @@ class plan {
         }
         std::sort(edges_.begin(), edges_.end());
         for (std::size_t e = 0; e + 1 < edges_.size(); ++e) {
-            auto const from = edges_[e], to = edges_[e + 1];
-            if (from == to) continue;
-            for_tokens(step.keys(), from, to,
+            token_span const rows{edges_[e], edges_[e + 1]};
+            if (rows.begin == rows.end) continue;
+            for_tokens(step.keys().runs(rank_), rows,
                        [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
                            std::int64_t stride) {
                            auto const first = sources_.size();
                            for (auto const user : users_) {
-                               auto const& share = shares_[static_cast<std::size_t>(user)];
-                               auto const span = share.keys_of(head);
-                               if (span.begin <= from && to <= span.end)
-                                   sources_.push_back({user, key_row(share, head, global)});
+                               auto const span =
+                                   shares_[static_cast<std::size_t>(user)].keys_of(head);
+                               if (span.begin <= rows.begin && rows.end <= span.end)
+                                   sources_.push_back(source_of(user, head, token, global));
                            }
                            add_return(token, tokens, head, end - head, first, stride);
                        });
@@ -313,39 +321,26 @@ class plan {
         std::array const strides{key_capacity_, stride, batch_ * key_capacity_};
         auto const count = sources_.size() - first;
         if (count == 1) {
-            key_returns_.push_back(
-                {sources_[first].peer, token, tokens, head, heads, sources_[first].row, strides});
+            auto const& from = sources_[first];
+            key_returns_.push_back({from.peer, token, tokens, head, heads, from.row, strides,
+                                    from.message_row, from.message_strides});
             sources_.pop_back();
         } else {
             key_sums_.push_back({token, tokens, head, heads, first, count, strides});
         }
     }
 
-    void count_rows(sequence const& step) {
+    void count_rows() {
         rows_.assign(static_cast<std::size_t>(ranks_), {});
-        for (auto const& block : query_blocks_)
-            rows_[static_cast<std::size_t>(block.peer)].queries_to +=
-                batch_ * block.tokens * block.heads;
-        for (auto const& block : key_blocks_)
-            rows_[static_cast<std::size_t>(block.peer)].keys_to +=
-                batch_ * block.tokens * block.heads;
-        auto const& own = shares_[static_cast<std::size_t>(rank_)];
-        for (int peer = 0; peer < ranks_; ++peer) {
-            auto& rows = rows_[static_cast<std::size_t>(peer)];
-            for (auto const& run : step.queries().runs(peer))
-                for (auto const& item : own.items) {
-                    auto const part = run.within(item.row_begin, item.row_end);
-                    rows.queries_from += batch_ * item.heads() * (part.end - part.begin);
-                }
-            for (auto const& run : step.keys().runs(peer))
-                for (auto head = own.kv_begin; head < own.kv_end;) {
-                    auto const end = own.same_keys_end(head);
-                    auto const span = own.keys_of(head);
-                    auto const part = run.within(span.begin, span.end);
-                    rows.keys_from += batch_ * (end - head) * (part.end - part.begin);
-                    head = end;
-                }
-        }
+        auto const count = [&](std::vector<plan_block> const& list, std::int64_t plan_rows::*to) {
+            for (auto const& block : list)
+                rows_[static_cast<std::size_t>(block.peer)].*to +=
+                    batch_ * block.tokens * block.heads;
+        };
+        count(query_blocks_, &plan_rows::queries_to);
+        count(query_arrivals_, &plan_rows::queries_from);
+        count(key_blocks_, &plan_rows::keys_to);
+        count(key_arrivals_, &plan_rows::keys_from);
     }
 
     shape layer_;
@@ -357,7 +352,9 @@ class plan {
     std::vector<rank_share> shares_;
     std::vector<planned_item> items_;
     std::int64_t query_region_rows_ = 0, key_region_rows_ = 0, key_capacity_ = 0;
-    std::vector<plan_block> query_blocks_, key_blocks_, key_returns_;
+    std::vector<plan_block> query_blocks_, key_blocks_, query_arrivals_, key_arrivals_;
+    std::vector<std::size_t> first_key_block_;  ///< in key_blocks_, by peer
+    std::vector<plan_block> key_returns_;
     std::vector<plan_sum> key_sums_;
     std::vector<plan_source> sources_;
     std::vector<plan_rows> rows_;

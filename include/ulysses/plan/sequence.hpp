@@ -3,6 +3,7 @@
 
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/explain.hpp>
 #include <ulysses/plan/token_order.hpp>
 
 #include <array>
@@ -33,12 +34,14 @@ class sequence {
     sequence() = default;
 
     /// Agrees on a step over the group. *Blocking*: one collective of a fixed record; a second one
-    /// only when some rank's order has more than four runs. *Throws* the same error on every rank:
-    /// `disagreement` when batches differ, `invalid_sequence` when the orders do not cover the
-    /// sequence exactly once.
-    template <gathers Comm>
+    /// only when some rank's order has more than four runs, and a fence only when one has a stride.
+    /// *Throws* the same error on every rank: `disagreement` when batches differ,
+    /// `invalid_sequence` when the orders do not cover the sequence exactly once, `out_of_memory`
+    /// when a rank has no room for them.
+    template <class Comm>
     static sequence agree(Comm const& ranks, sequence_options const& mine,
                           where at = where::here()) {
+        static_assert(gathers<Comm> || explain_gathers<Comm>());
         sequence step;
         step.renew(ranks, mine, at);
         return step;
@@ -46,8 +49,9 @@ class sequence {
 
     /// As `agree`, into this value; allocates only when it outgrows the largest step seen. When it
     /// throws, this value is left empty.
-    template <gathers Comm>
+    template <class Comm>
     void renew(Comm const& ranks, sequence_options const& mine, where at = where::here()) {
+        static_assert(gathers<Comm> || explain_gathers<Comm>());
         // Orders that were not checked must not reach a plan.
         struct emptied_unless_finished {
             sequence& step;
@@ -57,27 +61,42 @@ class sequence {
         } const guard{*this};
         hash_ = 0;
         auto const size = static_cast<std::size_t>(ranks.size());
-        shares_.resize(size);
+        // Room is made before a rendezvous that can tell the others that there is none.
+        fence_status status;
+        guarded(status, [&] {
+            shares_.resize(size);
+            reserve_orders(size, inline_runs);
+        });
         auto const own = share_of(mine);
-        ranks.all_gather(std::as_bytes(std::span(&own, 1)),
-                         std::as_writable_bytes(std::span(shares_)));
+        gather(ranks, std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(shares_)),
+               status);
         check_shares(at);
         std::size_t most_runs = 0;
         for (auto const& each : shares_)
             most_runs = std::max({most_runs, each.runs[0], each.runs[1]});
         if (most_runs > inline_runs) {
-            gathered_.assign(size * 2 * most_runs, {});
-            own_runs_.assign(2 * most_runs, {});
-            std::copy(mine.order.begin(), mine.order.end(), own_runs_.begin());
-            std::copy(mine.key_order.begin(), mine.key_order.end(),
-                      own_runs_.begin() + static_cast<std::ptrdiff_t>(most_runs));
-            ranks.all_gather(std::as_bytes(std::span(own_runs_)),
-                             std::as_writable_bytes(std::span(gathered_)));
+            guarded(status, [&] {
+                gathered_.assign(size * 2 * most_runs, {});
+                own_runs_.assign(2 * most_runs, {});
+                std::copy(mine.order.begin(), mine.order.end(), own_runs_.begin());
+                std::copy(mine.key_order.begin(), mine.key_order.end(),
+                          own_runs_.begin() + static_cast<std::ptrdiff_t>(most_runs));
+                reserve_orders(size, most_runs);
+            });
+            gather(ranks, std::as_bytes(std::span(own_runs_)),
+                   std::as_writable_bytes(std::span(gathered_)), status);
         }
         batch_ = shares_[0].batch;
         cross_ = shares_[0].tokens[1] >= 0;
         set_orders(queries_, 0, most_runs, at);
         if (cross_) set_orders(keys_, 1, most_runs, at);
+        if (!queries_.contiguous() || !keys().contiguous()) {
+            guarded(status, [&] {
+                queries_.reserve_tokens();
+                keys_.reserve_tokens();
+            });
+            leaving_on_failure(ranks, [&] { ranks.fence(status); });
+        }
         finish(at);
     }
 
@@ -131,6 +150,27 @@ class sequence {
         std::array<std::size_t, 2> runs{};
         std::array<std::array<token_run, inline_runs>, 2> order{};
     };
+
+    void reserve_orders(std::size_t ranks, std::size_t runs) {
+        queries_.reserve(ranks, ranks * runs);
+        keys_.reserve(ranks, ranks * runs);
+    }
+
+    /// `all_gather`, or the error that a rank brings instead. Where the communicator's own cannot
+    /// carry one, that rank leaves the group, if it can.
+    template <class Comm>
+    static void gather(Comm const& ranks, std::span<std::byte const> part, std::span<std::byte> all,
+                       fence_status const& status) {
+        if constexpr (requires { ranks.all_gather(part, all, status); }) {
+            leaving_on_failure(ranks, [&] { ranks.all_gather(part, all, status); });
+        } else {
+            if (status.code != errc::none) {
+                if constexpr (can_leave<Comm>) ranks.leave(status.text);
+                throw_error(status.code, status.text, ranks.rank());
+            }
+            leaving_on_failure(ranks, [&] { ranks.all_gather(part, all); });
+        }
+    }
 
     static share share_of(sequence_options const& mine) {
         share own;

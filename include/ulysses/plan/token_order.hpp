@@ -12,6 +12,11 @@
 /// Which tokens of the global sequence each rank holds, and in which order.
 namespace ulysses::inline ULYSSES_ABI {
 
+/// Half-open range of tokens.
+struct token_span {
+    std::int64_t begin = 0, end = 0;
+};
+
 /// `count` tokens at global indices begin, begin + stride, begin + 2 stride, ...
 struct token_run {
     std::int64_t begin = 0;
@@ -22,10 +27,7 @@ struct token_run {
     constexpr std::int64_t last() const { return at(count - 1); }
 
     /// The indices i whose token lies in global [from, to), as a half-open range.
-    struct range {
-        std::int64_t begin = 0, end = 0;
-    };
-    constexpr range within(std::int64_t from, std::int64_t to) const {
+    constexpr token_span within(std::int64_t from, std::int64_t to) const {
         auto const first_at = [&](std::int64_t token) {
             return std::clamp<std::int64_t>(
                 token <= begin ? 0 : (token - begin + stride - 1) / stride, 0, count);
@@ -45,9 +47,28 @@ class token_orders {
     /// Forgets all ranks; memory is kept.
     void clear() {
         runs_.clear();
-        first_.assign(1, 0);
+        first_.clear();
         counts_.clear();
         total_ = 0;
+    }
+
+    /// Makes room for so many ranks and runs: adding them and a check of runs of stride 1 then
+    /// allocate nothing.
+    void reserve(std::size_t ranks, std::size_t runs) {
+        first_.reserve(ranks);
+        counts_.reserve(ranks);
+        runs_.reserve(runs);
+        sorted_.reserve(runs);
+    }
+    /// Makes room for what a check of runs of other strides needs.
+    void reserve_tokens() {
+        if (!contiguous() && total_ < token_limit) seen_.reserve(static_cast<std::size_t>(total_));
+    }
+
+    /// True when every run has stride 1.
+    bool contiguous() const {
+        return std::all_of(runs_.begin(), runs_.end(),
+                           [](auto const& run) { return run.stride == 1; });
     }
 
     /// Adds the next rank's runs; empty runs are dropped, neighbours that continue each other
@@ -70,7 +91,7 @@ class token_orders {
             else
                 runs_.push_back(run);
         }
-        first_.push_back(runs_.size());
+        first_.push_back(first);
         counts_.push_back(count);
         total_ += count;
     }
@@ -82,7 +103,8 @@ class token_orders {
     std::int64_t count(int rank) const { return counts_[static_cast<std::size_t>(rank)]; }
     std::span<token_run const> runs(int rank) const {
         auto const r = static_cast<std::size_t>(rank);
-        return std::span(runs_).subspan(first_[r], first_[r + 1] - first_[r]);
+        auto const end = r + 1 < first_.size() ? first_[r + 1] : runs_.size();
+        return std::span(runs_).subspan(first_[r], end - first_[r]);
     }
 
     /// Global index of a rank's local token.
@@ -98,16 +120,13 @@ class token_orders {
     /// *Throws* `invalid_sequence` naming a run or token at fault. *Complexity*: O(runs log runs)
     /// for runs of stride 1, else O(total).
     void check(std::string_view what, where at) {
-        bool contiguous = true;
         for (int r = 0; r < ranks(); ++r)
-            for (auto const& run : runs(r)) {
+            for (auto const& run : runs(r))
                 if (run.last() >= total_)
                     raise(errc::invalid_sequence, at, what, "runs must lie within the sequence",
                           "rank ", r, " has run {begin ", run.begin, ", count ", run.count,
                           ", stride ", run.stride, "} of ", total_, " tokens");
-                contiguous = contiguous && run.stride == 1;
-            }
-        contiguous ? check_contiguous(what, at) : check_each(what, at);
+        contiguous() ? check_contiguous(what, at) : check_each(what, at);
     }
 
     friend bool operator==(token_orders const& a, token_orders const& b) {
@@ -144,7 +163,7 @@ class token_orders {
     }
 
     std::vector<token_run> runs_;
-    std::vector<std::size_t> first_{0};
+    std::vector<std::size_t> first_;  ///< of a rank's runs; an empty value allocates nothing
     std::vector<std::int64_t> counts_;
     std::int64_t total_ = 0;
     std::vector<token_run> sorted_;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/config/macros.hpp>
+#include <ulysses/core/explain.hpp>
 #include <ulysses/core/gemm.hpp>
 #include <ulysses/core/projection.hpp>
 
@@ -60,6 +61,8 @@ struct no_epilogue {
 
 template <class Gemm, class Epilogue = no_epilogue>
 class dense {
+    static_assert(multiplies_some_element<Gemm>());
+
    public:
     using space_type = typename Gemm::space_type;
 

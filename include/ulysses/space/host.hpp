@@ -44,21 +44,27 @@ To rounded(From value) {
         return static_cast<To>(narrowed_to_odd(value));
 }
 
-/// One row of a sum, whose sources lie `from_offset` bytes into each of `from`.
+inline std::int64_t row_offset(std::array<std::int64_t, 3> const& strides,
+                               std::array<std::int64_t, 3> const& row) {
+    return row[0] * strides[0] + row[1] * strides[1] + row[2] * strides[2];
+}
+
+/// One `row` [batch, token, head] of a sum.
 template <element To, std::floating_point From>
-void add_row(std::byte* to_bytes, std::span<std::byte const* const> from, std::int64_t from_offset,
-             std::int64_t elements) {
+void add_row(block_sum const& sum, std::array<std::int64_t, 3> const& row) {
     constexpr std::int64_t at_once = 256;
     From sums[at_once];
-    auto* const to = reinterpret_cast<To*>(to_bytes);
-    for (std::int64_t first = 0; first < elements; first += at_once) {
-        auto const count = std::min(at_once, elements - first);
-        auto const bytes = static_cast<std::size_t>(count) * sizeof(From);
-        auto const* const start = reinterpret_cast<From const*>(from[0] + from_offset);
-        std::memcpy(sums, start + first, bytes);
-        for (auto const* const source : from.subspan(1)) {
-            auto const* const row = reinterpret_cast<From const*>(source + from_offset) + first;
-            for (std::int64_t i = 0; i < count; ++i) sums[i] += row[i];
+    auto* const to = reinterpret_cast<To*>(sum.to + row_offset(sum.to_strides, row));
+    auto const row_of = [&](sum_source const& source) {
+        return reinterpret_cast<From const*>(source.rows + row_offset(source.strides, row));
+    };
+    for (std::int64_t first = 0; first < sum.elements; first += at_once) {
+        auto const count = std::min(at_once, sum.elements - first);
+        std::memcpy(sums, row_of(sum.from[0]) + first,
+                    static_cast<std::size_t>(count) * sizeof(From));
+        for (auto const& source : sum.from.subspan(1)) {
+            auto const* const from = row_of(source) + first;
+            for (std::int64_t i = 0; i < count; ++i) sums[i] += from[i];
         }
         for (std::int64_t i = 0; i < count; ++i) to[first + i] = rounded<To>(sums[i]);
     }
@@ -95,23 +101,17 @@ struct host_space {
             for (std::int64_t sample = 0; sample < sum.extents[0]; ++sample)
                 for (std::int64_t token = 0; token < sum.extents[1]; ++token)
                     for (std::int64_t head = 0; head < sum.extents[2]; ++head) {
-                        auto* const to = sum.to + offset(sum.to_strides, sample, token, head);
-                        auto const from = offset(sum.from_strides, sample, token, head);
+                        std::array const row{sample, token, head};
                         if (!sum.from.empty())
-                            detail::add_row<To, From>(to, sum.from, from, sum.elements);
+                            detail::add_row<To, From>(sum, row);
                         else if (sum.elements > 0)
-                            std::memset(to, 0, static_cast<std::size_t>(sum.elements) * sizeof(To));
+                            std::memset(sum.to + detail::row_offset(sum.to_strides, row), 0,
+                                        static_cast<std::size_t>(sum.elements) * sizeof(To));
                     }
     }
 
    private:
     static constexpr std::align_val_t alignment{64};
-
-    static constexpr std::int64_t offset(std::array<std::int64_t, 3> const& strides,
-                                         std::int64_t sample, std::int64_t token,
-                                         std::int64_t head) {
-        return sample * strides[0] + token * strides[1] + head * strides[2];
-    }
 };
 
 static_assert(space<host_space>);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/attention.hpp>
+#include <ulysses/core/explain.hpp>
 #include <ulysses/core/space.hpp>
 #include <ulysses/exchange/regions.hpp>
 #include <ulysses/plan/plan.hpp>
@@ -70,6 +71,7 @@ std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves
 template <class T, class Attention>
 void attend(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
             std::span<std::byte> workspace, typename Attention::space_type::queue queue = {}) {
+    static_assert(attention_for<Attention, T> || explain_attention<Attention, T>());
     for (auto const& item : moves.items())
         attention.forward(
             detail::call_of<typename Attention::space_type>(moves, item, workspace, queue),
@@ -83,6 +85,8 @@ template <class T, class Attention>
 void attend_backward(Attention const& attention, plan const& moves,
                      attend_operands<T> const& operands, std::span<std::byte> workspace,
                      typename Attention::space_type::queue queue = {}) {
+    static_assert(differentiable_attention_for<Attention, T> ||
+                  explain_differentiable_attention<Attention, T>());
     for (auto const& item : moves.items()) {
         attention_backward_views<T> views;
         views.q = operands.q.queries(moves, item);

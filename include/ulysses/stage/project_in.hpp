@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/explain.hpp>
 #include <ulysses/core/projection.hpp>
 #include <ulysses/core/space.hpp>
 #include <ulysses/core/tensor_view.hpp>
@@ -24,6 +25,8 @@ template <class Projection, class T, class Weights>
 void project_in(Projection const& projection, sequence const& step, int rank, token_view<T const> x,
                 Weights const& weights, token_view<T> q, token_view<T> k, token_view<T> v,
                 typename Projection::space_type::queue queue = {}) {
+    static_assert(projection_for<Projection, T, Weights> ||
+                  explain_projection<Projection, T, Weights>());
     projection.project_in(projection_call_of<typename Projection::space_type>(step, rank, queue), x,
                           weights, q, k, v);
 }
@@ -35,9 +38,27 @@ void project_in_backward(Projection const& projection, sequence const& step, int
                          token_view<T> dk, token_view<T> dv, token_view<T> dx,
                          Gradients const& gradients,
                          typename Projection::space_type::queue queue = {}) {
+    static_assert(differentiable_projection_for<Projection, T, Weights, Gradients> ||
+                  explain_differentiable_projection<Projection, T, Weights, Gradients>());
     projection.project_in_backward(
         projection_call_of<typename Projection::space_type>(step, rank, queue), x, weights, dq, dk,
         dv, dx, gradients);
+}
+
+/// Both refuse views of another layout.
+template <class Projection, class Weights, class X, class Q, class K, class V, class... Queue>
+    requires other_layout_than<sequence_local, X, Q, K, V>
+void project_in(Projection const&, sequence const&, int, X const&, Weights const&, Q const&,
+                K const&, V const&, Queue const&...) {
+    static_assert(explain_projection_layout<X, Q, K, V>());
+}
+template <class Projection, class Weights, class X, class DQ, class DK, class DV, class DX,
+          class Gradients, class... Queue>
+    requires other_layout_than<sequence_local, X, DQ, DK, DV, DX>
+void project_in_backward(Projection const&, sequence const&, int, X const&, Weights const&,
+                         DQ const&, DK const&, DV const&, DX const&, Gradients const&,
+                         Queue const&...) {
+    static_assert(explain_projection_layout<X, DQ, DK, DV, DX>());
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI

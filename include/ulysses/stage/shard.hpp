@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/explain.hpp>
 #include <ulysses/core/operand.hpp>
 #include <ulysses/core/tensor.hpp>
 #include <ulysses/plan/sequence.hpp>
@@ -21,13 +22,29 @@ void for_own_rows(token_orders const& orders, int rank,
                     copy(global.row(b, run.at(i), h), local.row(b, token, h));
 }
 
+template <class Global, class Local>
+concept whole_and_own =
+    has_layout_or_none<Global, replicated> && has_layout_or_none<Local, sequence_local>;
+
+template <class Global, class Local>
+consteval bool explain_whole_and_own() {
+    static_assert(whole_and_own<Global, Local>,
+                  "ulysses: shard and unshard go between the whole sequence, which a view names "
+                  "replicated, and a rank's own tokens, which it names sequence_local.");
+    return false;
+}
+
 }  // namespace detail
 
 /// Step 1: a rank's own tokens of a tensor that holds the whole sequence.
 /// *Shape*: global [B, S, C] -> local [B, s, C]. *Throws* `invalid_tensor` when extents do not fit.
-template <tensor_like Global, tensor_like Local>
+template <class Global, class Local>
 void shard(sequence const& step, int rank, Global const& global, Local const& local,
            where at = where::here()) {
+    static_assert(tensor_like<Global> || explain_tensor<Global>());
+    static_assert(tensor_like<Local> || explain_tensor<Local>());
+    static_assert(detail::whole_and_own<Global, Local> ||
+                  detail::explain_whole_and_own<Global, Local>());
     auto const from = view_of_tokens<replicated>(global, "shard: global", at);
     auto const to = view_of_tokens<sequence_local>(local, "shard: local", at);
     check_operand("shard", "global", from, {step.batch(), step.queries().total(), 1, from.dim()},
@@ -42,9 +59,13 @@ void shard(sequence const& step, int rank, Global const& global, Local const& lo
 /// The inverse: writes a rank's own tokens to their places in a tensor of the whole sequence; other
 /// places are left as they are.
 /// *Shape*: local [B, s, C] -> global [B, S, C].
-template <tensor_like Local, tensor_like Global>
+template <class Local, class Global>
 void unshard(sequence const& step, int rank, Local const& local, Global const& global,
              where at = where::here()) {
+    static_assert(tensor_like<Local> || explain_tensor<Local>());
+    static_assert(tensor_like<Global> || explain_tensor<Global>());
+    static_assert(detail::whole_and_own<Global, Local> ||
+                  detail::explain_whole_and_own<Global, Local>());
     auto const from = view_of_tokens<sequence_local>(local, "unshard: local", at);
     auto const to = view_of_tokens<replicated>(global, "unshard: global", at);
     check_operand("unshard", "local", from, {step.batch(), step.queries().count(rank), 1, to.dim()},

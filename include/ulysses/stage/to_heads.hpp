@@ -1,10 +1,9 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/explain.hpp>
 #include <ulysses/exchange/exchange.hpp>
 #include <ulysses/exchange/regions.hpp>
-
-#include <type_traits>
 
 namespace ulysses::inline ULYSSES_ABI {
 
@@ -16,9 +15,9 @@ template <class Exchange, class Regions, class T>
 void to_heads(Exchange& moving, plan const& moves, typename Exchange::window const& inbox,
               Regions const& places, token_view<T> const& q, token_view<T> const& k,
               token_view<T> const& v) {
-    moving.put(moves.query_blocks(), inbox, places.q, q);
-    moving.put(moves.key_blocks(), inbox, places.k, k);
-    moving.put(moves.key_blocks(), inbox, places.v, v);
+    moving.put(moves.query_moves(), inbox, places.q, q);
+    moving.put(moves.key_moves(), inbox, places.k, k);
+    moving.put(moves.key_moves(), inbox, places.v, v);
 }
 
 /// Step 3 backward, its adjoint: the same blocks read back, and where a key-value head was used by
@@ -29,16 +28,22 @@ template <class Exchange, class T>
 void to_heads_backward(Exchange& moving, plan const& moves, typename Exchange::window const& outbox,
                        backward_regions const& places, token_view<T> const& dq,
                        token_view<T> const& dk, token_view<T> const& dv) {
-    moving.get(moves.query_blocks(), outbox, places.dq, dq);
-    auto const key_gradient = [&](region const& place, token_view<T> const& local) {
-        if constexpr (std::is_same_v<T, accumulator_t<T>>)
-            moving.get(moves.key_returns(), outbox, place, local);
-        else
-            moving.get_rounded(moves.key_returns(), outbox, place, local);
-        moving.sum(moves.key_sums(), moves.sources(), outbox, place, local);
-    };
-    key_gradient(places.dk, dk);
-    key_gradient(places.dv, dv);
+    moving.get(moves.query_moves(), outbox, places.dq, dq);
+    moving.sum(moves.key_returns(), outbox, places.dk, dk);
+    moving.sum(moves.key_returns(), outbox, places.dv, dv);
+}
+
+/// Both refuse views of another layout.
+template <class Exchange, class Window, class Regions, class Q, class K, class V>
+    requires other_layout_than<sequence_local, Q, K, V>
+void to_heads(Exchange&, plan const&, Window const&, Regions const&, Q const&, K const&, V const&) {
+    static_assert(explain_exchange_layout<Q, K, V>());
+}
+template <class Exchange, class Window, class DQ, class DK, class DV>
+    requires other_layout_than<sequence_local, DQ, DK, DV>
+void to_heads_backward(Exchange&, plan const&, Window const&, backward_regions const&, DQ const&,
+                       DK const&, DV const&) {
+    static_assert(explain_exchange_layout<DQ, DK, DV>());
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI

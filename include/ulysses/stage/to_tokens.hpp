@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/explain.hpp>
 #include <ulysses/exchange/exchange.hpp>
 #include <ulysses/exchange/regions.hpp>
 
@@ -12,7 +13,7 @@ namespace ulysses::inline ULYSSES_ABI {
 template <class Exchange, class T>
 void to_tokens(Exchange& moving, plan const& moves, typename Exchange::window const& outbox,
                region const& place, token_view<T> const& o) {
-    moving.get(moves.query_blocks(), outbox, place, o);
+    moving.get(moves.query_moves(), outbox, place, o);
 }
 
 /// Step 5 backward, its adjoint: the same blocks turned round.
@@ -20,7 +21,19 @@ void to_tokens(Exchange& moving, plan const& moves, typename Exchange::window co
 template <class Exchange, class T>
 void to_tokens_backward(Exchange& moving, plan const& moves, typename Exchange::window const& inbox,
                         region const& place, token_view<T> const& dout) {
-    moving.put(moves.query_blocks(), inbox, place, dout);
+    moving.put(moves.query_moves(), inbox, place, dout);
+}
+
+/// Both refuse views of another layout.
+template <class Exchange, class Window, class O>
+    requires other_layout_than<sequence_local, O>
+void to_tokens(Exchange&, plan const&, Window const&, region const&, O const&) {
+    static_assert(explain_exchange_layout<O>());
+}
+template <class Exchange, class Window, class DO>
+    requires other_layout_than<sequence_local, DO>
+void to_tokens_backward(Exchange&, plan const&, Window const&, region const&, DO const&) {
+    static_assert(explain_exchange_layout<DO>());
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI
