@@ -126,15 +126,14 @@ Result on_workers(int workers, engine::Decoder const& decoder, bytes const& prom
 Result in_arenas(int workers, engine::Decoder const& decoder, bytes const& prompt) {
     std::deque<engine::Arena> arenas(static_cast<std::size_t>(workers));
     engine::ThreadPool pool(workers);
-    auto const table = std::make_shared<sharded::ArenaRanks::Parts>(arenas.size());
     auto result = measured(arenas, [&](Result& whole) {
         sharded::on_every_worker(
             pool, prompt_tokens,
             [&](auto const& ranks, auto const& step, std::int64_t begin, std::int64_t count) {
                 auto& arena = arenas[static_cast<std::size_t>(ranks.rank())];
                 // [snippet in_arena]
-                sharded::ArenaAttention<sharded::EngineKernel> attention(
-                    sharded::ArenaRanks(ranks, arena, table), decoder.config(), step);
+                sharded::Attention<sharded::EngineKernel, sharded::ArenaRanks> attention(
+                    sharded::ArenaRanks(ranks, arena), decoder.config(), step);
                 // [/snippet]
                 auto const logits =
                     decoder.prefill(std::span(prompt).subspan(static_cast<std::size_t>(begin),

@@ -82,10 +82,9 @@ static_assert(ulysses::differentiable_attention_for<EngineKernel, float>);
 // One pipeline a layer, as each has its own numbers of heads. The engine keeps q, k, v and o for
 // its backward anyway: then a context need not.
 // [snippet backend]
-template <class Kernel, class Ranks = ulysses::threads::communicator,
-          class Steps = ulysses::no_projection, class Operand = engine::Heads>
+template <class Kernel, class Ranks = ulysses::threads::communicator>
 class Attention : public engine::AttentionBackend {
-    using Pipeline = ulysses::pipeline<Ranks, ulysses::sequence_local, Kernel, Steps>;
+    using Pipeline = ulysses::pipeline<Ranks, ulysses::sequence_local, Kernel>;
 
    public:
     Attention(Ranks ranks, engine::Config const& config, ulysses::sequence step)
@@ -96,13 +95,12 @@ class Attention : public engine::AttentionBackend {
                                                 .kv_heads = kv_heads,
                                                 .head_dim = dim,
                                                 .mask = ulysses::mask::causal,
-                                                .keep = ulysses::keep::local},
-                                 Steps{});
+                                                .keep = ulysses::keep::local});
     }
 
     void attend(std::size_t layer, engine::Heads q, engine::Heads k, engine::Heads v,
                 engine::Heads o) override {
-        layers_[layer].attend(step_, Operand{q}, Operand{k}, Operand{v}, Operand{o});
+        layers_[layer].attend(step_, q, k, v, o);
     }
     // [/snippet]
 

@@ -548,6 +548,53 @@ TEST_CASE("threads: windows of different sizes are the same error on every rank"
     CHECK(contains(growing.text, "rank 0 is in make_window, rank 1 in fence"));
 }
 
+TEST_CASE("threads: an engine's own memory for windows, also in groups that are split off") {
+    std::atomic<int> made{0}, given_back{0};
+    auto const counting = [&](std::size_t bytes) {
+        ++made;
+        return std::shared_ptr<std::byte>(
+            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64})),
+            [&](std::byte* part) {
+                ++given_back;
+                ::operator delete(part, std::align_val_t{64});
+            });
+    };
+    run(2, [&](group g) {
+        if (g.rank() == 0) g.set_window_maker(counting);
+        auto window = g.make_window(256);
+        require(made == 1 && given_back == 0, "rank 0 alone makes its part so");
+        auto const child = g.split(0, -g.rank());
+        child.make_window(64);
+        child.fence({});
+        require(made == 2, "a group split off makes windows otherwise");
+        window.reset();
+        g.fence({});
+    });
+    CHECK(given_back == 2);
+}
+
+TEST_CASE("threads: memory for windows that cannot be used is the same error on every rank") {
+    auto const none = same_error(3, [](group g) {
+        if (g.rank() == 1)
+            g.set_window_maker([](std::size_t) { return std::shared_ptr<std::byte>(); });
+        g.make_window(128);
+    });
+    CHECK(none.code == errc::out_of_memory);
+    CHECK(none.rank == 1);
+    static std::array<std::byte, 256> memory;
+    auto const crooked = same_error(2, [](group g) {
+        if (g.rank() == 0)
+            g.set_window_maker([](std::size_t) {
+                auto const begin = reinterpret_cast<std::uintptr_t>(memory.data());
+                return std::shared_ptr<std::byte>(memory.data() + (65 - begin % 64), [](auto*) {});
+            });
+        g.make_window(64);
+    });
+    CHECK(crooked.code == errc::invalid_call);
+    CHECK(contains(crooked.text,
+                   "make_window: a part must be aligned to 64: address modulo 64 is 1"));
+}
+
 #if CAN_RUN_OUT
 TEST_CASE("threads: a window that one rank has no memory for is out_of_memory on every rank") {
     auto const seen = same_error(3, [](group g) { g.make_window(std::size_t{1} << 60); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: must name its window handle as the copyable member type `window_type`.
+// expect: must name its window handle as the default-constructible, copyable member type `window_type`.
 
 #include <ulysses/ulysses.hpp>
 

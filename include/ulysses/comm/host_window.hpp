@@ -20,7 +20,7 @@ inline std::shared_ptr<std::byte> host_window_part(std::size_t bytes) {
     fence_status status;
     // Where the count of owners cannot be had, the memory is given back before that is thrown.
     guarded(status, [&] {
-        part = {memory, [](std::byte* each) { ::operator delete (each, std::align_val_t{64}); }};
+        part = {memory, [](std::byte* each) { ::operator delete(each, std::align_val_t{64}); }};
     });
     if (status.code != errc::none) throw_error(status.code, status.text);
     return part;

@@ -6,6 +6,7 @@
 #include <ulysses/core/communicator.hpp>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -15,6 +16,10 @@
 
 /// What the rank threads of one group share: a slot for each rank, the barrier, the groups split off.
 namespace ulysses::inline ULYSSES_ABI::threads {
+
+/// Makes a rank's part of a window: so many bytes, aligned to 64, that go back when the last rank has
+/// let go of them, on whichever thread that is. *Throws*, or returns null, when there is no memory.
+using window_maker = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
 
 namespace detail {
 
@@ -58,6 +63,7 @@ struct group_state {
         unsigned parity = 0;
         std::uint64_t calls = 0;
         std::atomic<bool> reading{false};  ///< this rank reads other ranks' data
+        window_maker make_part;            ///< null: operator new
         std::shared_ptr<std::byte> memory;
         std::shared_ptr<group_state> child;
         std::vector<fence_status> seen;

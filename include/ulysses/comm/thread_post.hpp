@@ -29,30 +29,18 @@ class thread_post {
           channels_(size_ * size_),
           desks_(size_) {}
 
-    /// *Throws* `invalid_call` for a peer that is no rank; the error the group failed with.
+    /// *Throws* `invalid_call` for a peer that is no rank; the error the group failed with, on every rank
+    /// `out_of_memory` when there is none for this.
     ticket start(int rank, std::span<outgoing const> out, std::span<incoming const> in) {
         barrier_.expect_unbroken();
         for (auto const& each : out) expect_rank(each.peer);
         for (auto const& each : in) expect_rank(each.peer);
-        auto& groups = desks_[static_cast<std::size_t>(rank)].groups;
-        auto const free =
-            std::find_if(groups.begin(), groups.end(), [](auto const& g) { return !g.open; });
-        auto& group = free == groups.end() ? groups.emplace_back() : *free;
-        group.sent.clear();
-        group.awaited.clear();
-        group.sent.reserve(out.size());
-        group.awaited.reserve(in.size());
-        group.open = true;
-        barrier_.change([&] {
-            for (auto const& each : out) {
-                auto& way = channel(rank, each.peer);
-                way.letters.push_back({way.sent, each.data, false});
-                group.sent.push_back({each.peer, way.sent++});
-            }
-            for (auto const& each : in)
-                group.awaited.push_back({each.peer, channel(each.peer, rank).awaited++, each.data});
-        });
-        return static_cast<ticket>(&group - groups.data());
+        ticket started = 0;
+        fence_status status;
+        guarded(status, [&] { started = posted(rank, out, in); });
+        if (status.code != errc::none) barrier_.fail(status.code, status.text, rank);
+        barrier_.expect_unbroken();
+        return started;
     }
 
     /// Receives, then waits until what was sent has been received. *Throws* `disagreement` on every
@@ -131,6 +119,28 @@ class thread_post {
         std::vector<message_group> groups;
         std::atomic<bool> reading{false};  ///< this rank reads another's data
     };
+
+    ticket posted(int rank, std::span<outgoing const> out, std::span<incoming const> in) {
+        auto& groups = desks_[static_cast<std::size_t>(rank)].groups;
+        auto const free =
+            std::find_if(groups.begin(), groups.end(), [](auto const& g) { return !g.open; });
+        auto& group = free == groups.end() ? groups.emplace_back() : *free;
+        group.sent.clear();
+        group.awaited.clear();
+        group.sent.reserve(out.size());
+        group.awaited.reserve(in.size());
+        group.open = true;
+        barrier_.change([&] {
+            for (auto const& each : out) {
+                auto& way = channel(rank, each.peer);
+                way.letters.push_back({way.sent, each.data, false});
+                group.sent.push_back({each.peer, way.sent++});
+            }
+            for (auto const& each : in)
+                group.awaited.push_back({each.peer, channel(each.peer, rank).awaited++, each.data});
+        });
+        return static_cast<ticket>(&group - groups.data());
+    }
 
     channel_state& channel(int from, int to) {
         return channels_[static_cast<std::size_t>(from) * size_ + static_cast<std::size_t>(to)];

@@ -96,7 +96,7 @@ enum class arena : std::uint8_t { inbox, outbox };
 template <class C>
 concept reaches_memory = communicator<C> &&
     requires(C const& ranks, std::size_t bytes, typename C::window_type const& window) {
-    requires std::copyable<typename C::window_type>;
+    requires std::semiregular<typename C::window_type>;
     { ranks.make_window(bytes) } -> std::same_as<typename C::window_type>;
     { ranks.shared_window(arena::inbox, bytes) } -> std::same_as<typename C::window_type>;
     { ranks.shared_window_bytes(arena::inbox) } -> std::same_as<std::size_t>;

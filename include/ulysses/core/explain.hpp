@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/attention.hpp>
-#include <ulysses/core/communicator.hpp>
+#include <ulysses/core/explain_ranks.hpp>
 #include <ulysses/core/gemm.hpp>
 #include <ulysses/core/layout.hpp>
 #include <ulysses/core/number.hpp>
@@ -22,151 +22,6 @@
 ///
 ///     static_assert(ulysses::reduces<C> || ulysses::explain_reduces<C>());
 namespace ulysses::inline ULYSSES_ABI {
-
-template <class S>
-consteval bool explain_space() {
-    if constexpr (requires { requires std::copyable<typename S::queue>; }) {
-        using queue = typename S::queue;
-        static_assert(
-            requires(queue q, std::size_t n) {
-                { S::allocate(q, n) } -> std::same_as<void*>;
-            },
-            "ulysses: a space must have a static member `void* allocate(queue, std::size_t "
-            "bytes)`.");
-        static_assert(
-            requires(queue q, void* memory, std::size_t n) { S::deallocate(q, memory, n); },
-            "ulysses: a space must have a static member `deallocate(queue, void* memory, "
-            "std::size_t bytes)`.");
-        static_assert(
-            requires(queue q, std::span<block_copy const> blocks, std::size_t n) {
-                S::copy(q, blocks, n);
-            },
-            "ulysses: a space must have a static member `copy(queue, std::span<block_copy const>, "
-            "std::size_t group_bytes)`.");
-        static_assert(
-            requires(queue q, std::span<block_sum const> sums) {
-                S::template add<float, float>(q, sums);
-            },
-            "ulysses: a space must have a static member template `add<To, From>(queue, "
-            "std::span<block_sum const>)`.");
-    } else {
-        static_assert(
-            requires { requires std::copyable<typename S::queue>; },
-            "ulysses: a space must name what orders its work as the copyable member type `queue`.");
-    }
-    return false;
-}
-
-template <class C>
-consteval bool explain_communicator() {
-    static_assert(std::copyable<C>, "ulysses: a communicator must be a copyable handle.");
-    static_assert(
-        requires { typename C::space_type; },
-        "ulysses: a communicator must name the memory it moves as its member type `space_type`.");
-    static_assert(
-        requires(C const& c) {
-            { c.rank() } -> std::same_as<int>;
-            requires noexcept(c.rank());
-        },
-        "ulysses: a communicator must have a const noexcept member `int rank()`.");
-    static_assert(
-        requires(C const& c) {
-            { c.size() } -> std::same_as<int>;
-            requires noexcept(c.size());
-        },
-        "ulysses: a communicator must have a const noexcept member `int size()`.");
-    static_assert(
-        requires(C const& c) {
-            { c.begin_call() } -> std::same_as<std::uint64_t>;
-        },
-        "ulysses: a communicator must count calls in a const member `std::uint64_t begin_call()`.");
-    static_assert(
-        requires(C const& c, fence_status const& s) { c.fence(s); },
-        "ulysses: a communicator must have a const collective member `fence(fence_status "
-        "const&)`.");
-    return false;
-}
-
-template <class C>
-consteval bool explain_reach() {
-    if constexpr (!communicator<C>) return explain_communicator<C>();
-    static_assert(
-        requires { requires std::copyable<typename C::window_type>; },
-        "ulysses: a communicator whose ranks reach each other's memory must name its window handle "
-        "as "
-        "the copyable member type `window_type`.");
-    static_assert(
-        requires(C const& c, std::size_t n) { c.make_window(n); },
-        "ulysses: a communicator whose ranks reach each other's memory must have a collective "
-        "member "
-        "`window_type make_window(std::size_t bytes)`.");
-    static_assert(
-        requires(C const& c, std::size_t n) { c.shared_window(arena::inbox, n); },
-        "ulysses: a communicator whose ranks reach each other's memory must have a collective "
-        "member "
-        "`window_type shared_window(arena, std::size_t bytes)`.");
-    static_assert(
-        requires(C const& c) {
-            { c.shared_window_bytes(arena::inbox) } -> std::same_as<std::size_t>;
-        },
-        "ulysses: a communicator whose ranks reach each other's memory must have a member "
-        "`std::size_t shared_window_bytes(arena)`.");
-    static_assert(
-        requires(C const& c, typename C::window_type const& w) {
-            { c.address(w, 0) } -> std::same_as<std::byte*>;
-        },
-        "ulysses: a communicator whose ranks reach each other's memory must have a member "
-        "`std::byte* address(window_type const&, int rank)`.");
-    return false;
-}
-
-template <class C>
-consteval bool explain_gathers() {
-    if constexpr (!communicator<C>) return explain_communicator<C>();
-    static_assert(
-        requires(C const& c, std::span<std::byte const> mine, std::span<std::byte> all) {
-            c.all_gather(mine, all);
-        },
-        "ulysses: a communicator that gathers must have a const collective member "
-        "`all_gather(std::span<std::byte const> mine, std::span<std::byte> all)`.");
-    static_assert(
-        requires(C const& c, std::span<std::byte> data) { c.broadcast(data, 0); },
-        "ulysses: a communicator that gathers must have a const collective member "
-        "`broadcast(std::span<std::byte> data, int root)`.");
-    return false;
-}
-
-template <class C>
-consteval bool explain_reduces() {
-    if constexpr (!communicator<C>) return explain_communicator<C>();
-    static_assert(
-        requires(C const& c, std::span<float> values) { c.all_reduce(values, reduction::sum); },
-        "ulysses: a communicator that reduces must have a const collective member "
-        "`all_reduce(std::span<float>, reduction)`.");
-    static_assert(
-        requires(C const& c, std::span<double> values) { c.all_reduce(values, reduction::sum); },
-        "ulysses: a communicator that reduces must have a const collective member "
-        "`all_reduce(std::span<double>, reduction)`.");
-    static_assert(
-        requires(C const& c, std::span<std::int64_t> values) {
-            c.all_reduce(values, reduction::max);
-        },
-        "ulysses: a communicator that reduces must have a const collective member "
-        "`all_reduce(std::span<std::int64_t>, reduction)`.");
-    return false;
-}
-
-template <class C>
-consteval bool explain_splits() {
-    if constexpr (!communicator<C>) return explain_communicator<C>();
-    static_assert(
-        requires(C const& c) {
-            { c.split(0, 0) } -> std::same_as<C>;
-        },
-        "ulysses: a communicator that splits must have a const collective member `split(int color, "
-        "int key)` that returns a communicator of its own type.");
-    return false;
-}
 
 template <class L>
 consteval bool explain_layout_policy() {
@@ -202,27 +57,6 @@ consteval bool multiplies_some_element() {
         return true;
     else
         return explain_gemm<G, float>();
-}
-
-/// True when the communicator sends messages or does not mean to, which it says by naming a ticket;
-/// else explains.
-template <class C>
-consteval bool sends_messages_or_none() {
-    if constexpr (requires { typename C::ticket_type; }) {
-        static_assert(std::movable<typename C::ticket_type>,
-                      "ulysses: a communicator's `ticket_type` must be movable.");
-        static_assert(
-            requires(C const& c, std::span<outgoing const> out, std::span<incoming const> in) {
-                { c.start(out, in) } -> std::same_as<typename C::ticket_type>;
-            },
-            "ulysses: a communicator whose ranks send messages must have a const member "
-            "`ticket_type start(std::span<outgoing const>, std::span<incoming const>)`.");
-        static_assert(
-            requires(C const& c, typename C::ticket_type ticket) { c.wait(std::move(ticket)); },
-            "ulysses: a communicator whose ranks send messages must have a const member "
-            "`wait(ticket_type)`.");
-    }
-    return true;
 }
 
 template <class A, class T>
@@ -423,14 +257,6 @@ consteval bool explain_exchange_layout() {
                   "ulysses: to_heads and to_tokens take a rank's own tokens, sequence_local views; "
                   "a head_local view already holds what they bring together.");
     return false;
-}
-
-template <class A, class B>
-consteval bool same_space() {
-    static_assert(std::same_as<A, B>, "ulysses: communicator, operands, attention and projection "
-                                      "must live in the same space; two of "
-                                      "their `space_type`s differ.");
-    return true;
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -133,7 +133,7 @@ class context {
 
     /// True when the windows must grow, which is collective, before they hold so many bytes.
     bool grows(std::size_t inbox_bytes, std::size_t outbox_bytes) const {
-        return !inbox_.memory || !outbox_.memory || inbox_.bytes < inbox_bytes ||
+        return !inbox_.made || !outbox_.made || inbox_.bytes < inbox_bytes ||
                outbox_.bytes < outbox_bytes;
     }
     typename Comm::window_type const& inbox(Comm const& ranks, std::size_t bytes,
@@ -155,21 +155,23 @@ class context {
 
    private:
     struct window {
-        std::optional<typename Comm::window_type> memory;
+        typename Comm::window_type memory{};
+        bool made = false;
         std::size_t bytes = 0;
         std::uint64_t call = 0;
     };
 
     typename Comm::window_type const& grown(window& own, Comm const& ranks, std::size_t bytes,
                                             std::uint64_t call) {
-        if (own.bytes < bytes || !own.memory) {
+        if (own.bytes < bytes || !own.made) {
             own = {};
             own.memory = ranks.make_window(bytes);
+            own.made = true;
             own.bytes = bytes;
             own.call = call;
             ranks_ = ranks;
         }
-        return *own.memory;
+        return own.memory;
     }
 
     /// Windows and what they hold belong to one group; where handles compare, another one is refused.
