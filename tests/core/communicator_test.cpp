@@ -111,3 +111,39 @@ TEST_CASE("guarded: whatever a body throws becomes a status") {
         CHECK(std::string(status.text) == "ulysses: theirs: failed: x");
     }
 }
+
+namespace {
+
+/// Notes what it leaves with.
+struct leaving_ranks {
+    using space_type = int;
+    std::vector<std::string>* left;
+    int rank() const noexcept { return 0; }
+    int size() const noexcept { return 1; }
+    std::uint64_t begin_call() const { return 1; }
+    void fence(fence_status const&) const {}
+    void leave(std::string_view text) const { left->emplace_back(text); }
+};
+
+}  // namespace
+
+TEST_CASE("leaving_on_failure: leaves with what the group cannot know, and passes it on") {
+    std::vector<std::string> left;
+    leaving_ranks const ranks{&left};
+    uly::leaving_on_failure(ranks, [] {});
+    CHECK(left.empty());
+    CHECK_THROWS_AS(uly::leaving_on_failure(ranks, [] { throw 7; }), int);
+    CHECK_THROWS_AS(uly::leaving_on_failure(ranks, [] { throw std::bad_alloc(); }), std::bad_alloc);
+    CHECK_THROWS_AS(uly::leaving_on_failure(ranks, [] { throw uly::transport_error("cable cut"); }),
+                    uly::transport_error);
+    CHECK_THROWS_AS(uly::leaving_on_failure(ranks, [] { throw uly::error(errc::none, "odd"); }),
+                    uly::error);
+    CHECK(left == std::vector<std::string>{"an exception of unknown type", std::bad_alloc().what(),
+                                           "cable cut", "odd"});
+    left.clear();
+    for (auto const code : {errc::invalid_tensor, errc::disagreement, errc::peer_failed,
+                            errc::timed_out, errc::out_of_memory, errc::functor_failed})
+        CHECK_THROWS_AS(uly::leaving_on_failure(ranks, [&] { uly::throw_error(code, "known"); }),
+                        uly::error);
+    CHECK(left.empty());
+}

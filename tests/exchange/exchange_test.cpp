@@ -266,7 +266,7 @@ TEST_CASE("exchange: a group of one rank exchanges with itself") {
     CHECK(back == q);
 }
 
-TEST_CASE("exchange: golden vectors, two ranks, two tokens each (cases 1 and 2)") {
+TEST_CASE("exchange: golden vectors, two ranks, two tokens each (case 1, case 2)") {
     // x = 1000 b + 10 token + head; rank 1 gets heads 2 and 3 of every token.
     for (int64_t batch : {1, 2}) {
         std::vector<float> seen;

@@ -476,7 +476,7 @@ TEST_CASE(
         switch (what) {
             case fault::step: return "token orders: plan of rank 0 is ";
             case fault::longer_step: return "queries: rank 0 has 9, rank 1 has 90";
-            case fault::shape: return "scale: rank 0 has 0.000000, rank 1 has 0.125000";
+            case fault::shape: return "scale: rank 0 has 1 / sqrt(head_dim), rank 1 has 0.125";
             case fault::kind: return "call: rank 0 has attend, rank 1 has attend_backward";
             case fault::type: return "element type: rank 0 has float64, rank 1 has float32";
         }
@@ -627,8 +627,17 @@ TEST_CASE(
             mode = 2;
             mine.push_back(outcome_of([&] { attend_backward(layer, step, saved, local); }));
             mode = 0;
-            attend_backward(layer, step, saved, local);  // the context is still there to try again
-            local.put_back_into(whole, step, c.rank());
+            // The context is still there to try again, and what failed is forgotten: nothing more is
+            // written to its gradients.
+            local_problem<double> again(p, step, c.rank());
+            auto const untouched = local;
+            attend_backward(layer, step, saved, again);
+            for (auto const& [now, before] : {std::pair{&local.dq, &untouched.dq},
+                                              {&local.dk, &untouched.dk},
+                                              {&local.dv, &untouched.dv}})
+                if (!same_bits(*now, *before)) mine.push_back({{}, "written to again", -1});
+            again.o = local.o;
+            again.put_back_into(whole, step, c.rank());
         });
         std::string const suffix = ranks == 1 ? "" : " (rank 1)";
         for (auto const& each : seen) {
@@ -645,6 +654,65 @@ TEST_CASE(
         CHECK(same_bits(whole.dq, right.dq));
         CHECK(same_bits(whole.dk, right.dk));
         CHECK(same_bits(whole.dv, right.dv));
+    }
+}
+
+TEST_CASE(
+    "bad input: whatever one rank passes otherwise is named, with both values, on every rank") {
+    struct difference {
+        char const* name;
+        uly::shape layer;
+        int64_t batch = 2, tokens = 12;
+        std::string values;
+    };
+    uly::shape const usual{.heads = 4, .kv_heads = 2, .head_dim = 4, .value_dim = 6, .scale = 0.5};
+    auto const with = [&](auto const& change) {
+        auto layer = usual;
+        change(layer);
+        return layer;
+    };
+    for (auto const& test : {
+             difference{"heads", with([](auto& l) { l.heads = 8; }), 2, 12,
+                        "rank 0 has 4, rank 1 has 8"},
+             difference{"kv_heads", with([](auto& l) { l.kv_heads = 4; }), 2, 12,
+                        "rank 0 has 2, rank 1 has 4"},
+             difference{"head_dim", with([](auto& l) { l.head_dim = 5; }), 2, 12,
+                        "rank 0 has 4, rank 1 has 5"},
+             difference{"value_dim", with([](auto& l) { l.value_dim = 7; }), 2, 12,
+                        "rank 0 has 6, rank 1 has 7"},
+             difference{"mask", with([](auto& l) { l.mask = uly::mask::causal; }), 2, 12,
+                        "rank 0 has full, rank 1 has causal"},
+             difference{"assignment",
+                        with([](auto& l) { l.assignment = uly::assignment::whole_heads; }), 2, 12,
+                        "rank 0 has balanced, rank 1 has whole_heads"},
+             difference{"keep", with([](auto& l) { l.keep = uly::keep::local; }), 2, 12,
+                        "rank 0 has exchanged, rank 1 has local"},
+             difference{"scale", with([](auto& l) { l.scale = 0.5000000000000001; }), 2, 12,
+                        "rank 0 has 0.5, rank 1 has 0.50000000000000011"},
+             difference{"scale", with([](auto& l) { l.scale = {}; }), 2, 12,
+                        "rank 0 has 0.5, rank 1 has 1 / sqrt(head_dim)"},
+             difference{"batch", usual, 3, 12, "rank 0 has 2, rank 1 has 3"},
+             difference{"queries", usual, 2, 15, "rank 0 has 12, rank 1 has 15"},
+         }) {
+        CAPTURE(test.name);
+        std::vector<outcome> seen(3);
+        run_ranks(3, [&](communicator c) {
+            auto const odd = c.rank() == 1;
+            auto const p = odd ? make_problem<double>(1, test.layer, test.batch, test.tokens)
+                               : make_problem<double>(1, usual, 2, 12);
+            layer_type layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer};
+            auto saved = layer.make_context();
+            auto const step = uly::sequence::split(3, p.batch, p.tokens);
+            local_problem<double> local(p, step, c.rank());
+            seen[static_cast<std::size_t>(c.rank())] =
+                outcome_of([&] { layer.attend(step, saved, local.q, local.k, local.v, local.o); });
+        });
+        for (auto const& each : seen) {
+            CHECK(each.code == uly::errc::disagreement);
+            CHECK(each.rank == 1);
+            CHECK(each.text == uly::concat("ulysses: fence: every rank must pass the same ",
+                                           test.name, ": ", test.values));
+        }
     }
 }
 
@@ -694,6 +762,7 @@ TEST_CASE("bad input: a rank that throws outside a call releases the others at o
             auto const step = uly::sequence::split(3, 1, 9);
             local_problem<double> local(p, step, c.rank());
             layer.attend(step, local.q, local.k, local.v, local.o);
+            c.fence({});  // a rank that leaves takes messages that are still under way with it
             if (c.rank() == 1) throw std::runtime_error("out of luck");
             seen[static_cast<std::size_t>(c.rank())] =
                 outcome_of([&] { layer.attend(step, local.q, local.k, local.v, local.o); });

@@ -169,7 +169,7 @@ TEST_CASE("case 29: inference calls over poisoned windows with random delays, 10
     }
 }
 
-TEST_CASE("cases 5 and 28: layers of different heads and dims, interleaved on one communicator") {
+TEST_CASE("case 5, case 28: layers of different heads and dims, interleaved on one communicator") {
     // Plan A 3 heads, plan B 12 heads, and a third with fewer key-value heads and another value
     // dim; training, inference and another micro-batch of the same layer in any order.
     std::vector<problem<double>> problems;

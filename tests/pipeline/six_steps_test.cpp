@@ -75,6 +75,20 @@ TEST_CASE("six steps: any number of ranks and any token order gives the result o
     }
 }
 
+TEST_CASE("six steps: keep::nothing with ranks that hold no token") {
+    for (auto const& order :
+         {contiguous({6, 0, 7}), contiguous({0, 0, 13}), contiguous({0, 13, 0})}) {
+        six_problem<double> p(11, {.heads = 5, .head_dim = 4, .keep = ulysses::keep::nothing}, 2,
+                              13, 6);
+        auto const many = six_steps<double>(p, order);
+        p.layer.keep = ulysses::keep::exchanged;
+        auto const kept = six_steps<double>(p, order);
+        CHECK(same_bits(many.y, kept.y));
+        CHECK(same_bits(many.dx, kept.dx));
+        CHECK(many.gradients == kept.gradients);
+    }
+}
+
 TEST_CASE("six steps: an epilogue sees global positions under every order") {
     six_problem<double> const p(3, small, 2, 17, 9);
     auto const run = [&](orders const& order) {

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -206,5 +207,14 @@ TEST_CASE("line: random ones deal every row once, in order, in balance") {
             INFO(p.text());
             FAIL(fault);
         }
+    }
+}
+
+TEST_CASE("line: a row_multiple beyond any sequence cuts no head") {
+    for (auto const multiple : {int64_t{1} << 31, std::numeric_limits<int64_t>::max()}) {
+        uly::line const cuts({.heads = 3, .kv_heads = 3, .head_dim = 1, .value_dim = 1}, 4, 4, 2,
+                             multiple);
+        CHECK(text_of(cuts.items(0)) == "0-2|0-2|0-4");
+        CHECK(text_of(cuts.items(1)) == "2-3|2-3|0-4");
     }
 }

@@ -46,10 +46,7 @@ class communicator {
         mine_now.status = status;
         meet();
         auto& slot = mine();
-        for (int r = 0; r < size_; ++r) {
-            slot.seen[static_cast<std::size_t>(r)] = shown(r).status;
-            slot.calls = std::max(slot.calls, shown(r).status.call);
-        }
+        for (int r = 0; r < size_; ++r) slot.seen[static_cast<std::size_t>(r)] = shown(r).status;
         throw_verdict(slot.seen);
     }
 
@@ -65,8 +62,10 @@ class communicator {
             parts = std::make_shared<detail::window_parts>();
             parts->memory.resize(static_cast<std::size_t>(size_));
         });
+        unless_shown const refused{slot};
         publish(detail::collective::make_window, {static_cast<std::byte*>(nullptr), bytes}, 0,
                 status);
+        refused.shown = true;
         for (int r = 0; r < size_; ++r) parts->memory[static_cast<std::size_t>(r)] = at(r).memory;
         parts->bytes = bytes;
         wait();
@@ -104,6 +103,7 @@ class communicator {
 
     /// Begins messages, to ranks of any host. *Throws* `invalid_call` for a peer that is no rank.
     ticket_type start(std::span<outgoing const> out, std::span<incoming const> in) const {
+        exposure const until_read{state()};
         return state().post.start(rank_, out, in);
     }
 
@@ -123,7 +123,13 @@ class communicator {
         constexpr auto kind =
             static_cast<int>(sizeof(T)) * 4 + std::is_floating_point_v<T> * 2 + std::is_signed_v<T>;
         publish(detail::collective::all_reduce, std::as_writable_bytes(values),
-                kind * 4 + static_cast<int>(op));
+                kind * 4 + static_cast<int>(op), {}, [](int argument) {
+                    constexpr std::string_view operations[] = {"sum", "min", "max"};
+                    return concat(operations[argument % 4], " of ", argument / 4 / 4, "-byte ",
+                                  argument / 8 % 2 != 0   ? "floating-point numbers"
+                                  : argument / 4 % 2 != 0 ? "signed integers"
+                                                          : "unsigned integers");
+                });
         // Rank r reduces the r-th chunk of every rank into its own; then all copy the chunks.
         auto const ranks = static_cast<std::size_t>(size_);
         auto const chunk = [&](std::size_t r) { return values.size() * r / ranks; };
@@ -187,6 +193,7 @@ class communicator {
         set_status(mine_now, status);
         meet();
         throw_offered();
+        unless_shown const refused{slot};
         for (int r = 0; r < size_; ++r)
             if (shown(r).argument == color) members.emplace_back(shown(r).key, r);
         std::sort(members.begin(), members.end());
@@ -202,16 +209,14 @@ class communicator {
                 }
                 slot.child = std::make_shared<detail::group_state>(static_cast<int>(members.size()),
                                                                    settings);
-                slot.child->ancestors = group_->ancestors;
-                slot.child->ancestors.push_back(group_);
                 for (std::size_t i = 0; i < members.size(); ++i)
                     slot.child->slots[i].make_part = at(members[i].second).make_part;
-                for (auto const& weak : slot.child->ancestors)
-                    if (auto const ancestor = weak.lock()) ancestor->adopt(slot.child);
+                slot.child->descend_from(group_, members);
             });
         set_status(next_offer(detail::collective::split), status);
         meet();
         throw_offered();
+        refused.shown = true;
         auto child = at(leader).child;
         wait();
         slot.child.reset();
@@ -227,13 +232,9 @@ class communicator {
                      rank_);
     }
 
-    /// This rank makes no further collective call on the group: a rank that still does gets
-    /// `peer_failed` at once. Groups split from it are left alone. `run` does it when a body returns.
-    void finish() const {
-        state().barrier.finish(
-            concat("ulysses: fence: a rank left the group: rank ", rank_, ": it has finished"),
-            rank_);
-    }
+    /// This rank makes no further collective call on the group, nor on those split from it: a rank that
+    /// still does gets `peer_failed` at once. `run` does it when a body returns.
+    void finish() const { state().finish(rank_); }
 
    private:
     using slot_type = detail::group_state::slot;
@@ -267,6 +268,17 @@ class communicator {
         ~exposure() { group.await_readers(); }
     };
 
+    /// Lets go of what a call was to show, when all ranks have refused it.
+    struct unless_shown {
+        slot_type& own;
+        mutable bool shown = false;
+        ~unless_shown() {
+            if (shown) return;
+            own.memory.reset();
+            own.child.reset();
+        }
+    };
+
     /// Reads other ranks' data by `body`, then waits until every rank has read.
     template <class Body>
     void read(Body const& body) const {
@@ -285,6 +297,7 @@ class communicator {
         auto& slot = mine();
         auto& next = slot.offers[slot.parity ^= 1u];
         next.call = call;
+        next.calls = slot.calls;
         return next;
     }
 
@@ -295,9 +308,11 @@ class communicator {
         return reinterpret_cast<T const*>(shown(rank).data.data());
     }
 
-    /// Waits for the offers of all; every rank throws alike when their calls differ.
+    /// Waits for the offers of all, whose counts of calls become one; every rank throws alike when
+    /// their calls differ.
     void meet() const {
         wait();
+        for (int r = 0; r < size_; ++r) mine().calls = std::max(mine().calls, shown(r).calls);
         for (int r = 1; r < size_; ++r)
             if (shown(r).call != shown(0).call)
                 throw_error(errc::disagreement,
@@ -323,7 +338,7 @@ class communicator {
     /// Shows `data` to the group; every rank throws alike when one of them failed, or when sizes or
     /// arguments differ.
     void publish(detail::collective call, std::span<std::byte> data, int argument = 0,
-                 fence_status const& status = {}) const {
+                 fence_status const& status = {}, std::string (*text_of)(int) = nullptr) const {
         auto& mine_now = next_offer(call);
         mine_now.data = data;
         mine_now.argument = argument;
@@ -343,8 +358,11 @@ class communicator {
             if (theirs.data.size() != first.data.size())
                 differ("every rank must pass as many bytes", first.data.size(), r,
                        theirs.data.size());
-            if (theirs.argument != first.argument)
-                differ("every rank must pass the same root", first.argument, r, theirs.argument);
+            if (theirs.argument == first.argument) continue;
+            if (text_of != nullptr)
+                differ("every rank must pass the same operation and type", text_of(first.argument),
+                       r, text_of(theirs.argument));
+            differ("every rank must pass the same root", first.argument, r, theirs.argument);
         }
     }
 

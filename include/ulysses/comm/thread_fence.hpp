@@ -67,22 +67,29 @@ class breakable_barrier {
             relax();
         }
         await([&] { return passed(phase); }, [&] { return failed(); },
-              [&] { return silent_ranks(rank, phase + 1); });
+              [&] { return silent_ranks(rank, phase + 1); }, until());
+    }
+
+    using time_point = std::chrono::steady_clock::time_point;
+
+    /// When the deadline of what begins now is over.
+    time_point until() const {
+        return std::chrono::steady_clock::now() +
+               std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24 * 365));
     }
 
     /// Waits until `ready()`; like `lost()` and every `change` it runs under the barrier's lock.
     /// *Throws* the error the group failed with, once lost; `timed_out` with `text()` after the
     /// deadline.
     template <class Ready, class Lost, class Text>
-    void await(Ready const& ready, Lost const& lost, Text const& text) {
+    void await(Ready const& ready, Lost const& lost, Text const& text, time_point until) {
         std::unique_lock lock(mutex_);
-        auto const until =
-            std::chrono::steady_clock::now() +
-            std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24 * 365));
         auto const over = [&] { return ready() || lost(); };
         // Still under the lock, so that what becomes ready just now is not failed.
         if (!released_.wait_until(lock, until, over)) record_break(errc::timed_out, text(), -1);
         auto const done = ready();
+        // This rank is about to leave: nobody may go on to read what it has shown.
+        if (!done) broken_ = true;
         lock.unlock();
         if (done) return;
         released_.notify_all();
@@ -106,14 +113,17 @@ class breakable_barrier {
         change([&] { record_break(code, text, rank); });
     }
 
-    /// A rank that arrives no more: others that arrive throw `peer_failed` with `text`, unless the
-    /// barrier breaks first.
-    void finish(std::string const& text, int rank) {
+    /// A rank that arrives no more: others that arrive throw `peer_failed`, unless the barrier breaks
+    /// first.
+    void finish(int rank) {
         change([&] {
             finished_[static_cast<std::size_t>(rank)] = true;
-            if (!failed()) record(errc::peer_failed, text, rank);
+            if (!failed()) record(errc::peer_failed, finished_text(rank), rank);
         });
     }
+
+    /// Breaks the barrier as what waits for a finished rank does. Under the lock.
+    void break_by_finished(int rank) { record_break(errc::peer_failed, finished_text(rank), rank); }
 
     /// True once an arrival cannot succeed.
     bool failed() const { return failed_; }
@@ -141,6 +151,10 @@ class breakable_barrier {
         text_ = text;
         rank_ = rank;
         failed_ = true;
+    }
+
+    static std::string finished_text(int rank) {
+        return concat("ulysses: fence: a rank left the group: rank ", rank, ": it has finished");
     }
 
     bool passed(std::uint64_t phase) const {

@@ -46,10 +46,11 @@ constexpr std::string_view name(collective call) {
     return names[static_cast<std::size_t>(call)];
 }
 
-struct group_state {
+struct group_state : std::enable_shared_from_this<group_state> {
     /// What a rank brings to a collective call.
     struct offer {
         collective call = collective::fence;
+        std::uint64_t calls = 0;      ///< pipeline calls that the rank has begun
         int argument = 0;             ///< root or color
         int key = 0;                  ///< of a split
         std::span<std::byte> data{};  ///< no memory behind it where only its size is compared
@@ -101,6 +102,34 @@ struct group_state {
         post.await_readers();
     }
 
+    /// A rank makes no further call here, nor in the groups that it is a member of by splits.
+    void finish(int rank) {
+        barrier.finish(rank);
+        std::lock_guard lock(descendants_mutex);
+        for (auto const& weak : descendants)
+            if (auto const part = weak.lock()) part->finish_ancestor(this, rank);
+    }
+
+    /// Made by a split of `parent` with `members` (key, rank there).
+    void descend_from(std::shared_ptr<group_state> const& parent,
+                      std::vector<std::pair<int, int>> const& members) {
+        for (auto const& each : parent->ancestors) {
+            ancestors.push_back({each.group, each.address, {}});
+            for (auto const& [key, rank] : members)
+                ancestors.back().ranks.push_back(each.ranks[static_cast<std::size_t>(rank)]);
+        }
+        ancestors.push_back({parent, parent.get(), {}});
+        for (auto const& [key, rank] : members) ancestors.back().ranks.push_back(rank);
+        for (auto const& each : ancestors)
+            if (auto const group = each.group.lock()) group->adopt(shared_from_this());
+    }
+
+    void finish_ancestor(group_state const* group, int rank) {
+        for (auto const& each : ancestors)
+            for (std::size_t mine = 0; each.address == group && mine < each.ranks.size(); ++mine)
+                if (each.ranks[mine] == rank) barrier.finish(static_cast<int>(mine));
+    }
+
     /// Lets failures of this group reach one that was split from it or from its parts: directly,
     /// for a group in between may be gone by then.
     void adopt(std::shared_ptr<group_state> const& descendant) {
@@ -113,7 +142,13 @@ struct group_state {
     breakable_barrier barrier;
     thread_post post;
     std::vector<slot> slots;
-    std::vector<std::weak_ptr<group_state>> ancestors;
+    /// A group that this one was split from, and the ranks that its members have there.
+    struct ancestor {
+        std::weak_ptr<group_state> group;
+        group_state const* address;
+        std::vector<int> ranks;
+    };
+    std::vector<ancestor> ancestors;
     std::mutex descendants_mutex;
     std::vector<std::weak_ptr<group_state>> descendants;
 };

@@ -11,8 +11,9 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
+#include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 /// Messages between rank threads: the sender shows its memory, the receiver copies it.
@@ -21,7 +22,12 @@ namespace ulysses::inline ULYSSES_ABI::threads::detail {
 /// *Thread safety*: `start(rank, ...)` and `wait(rank, ...)` by the thread of that rank.
 class thread_post {
    public:
-    using ticket = std::size_t;
+    /// Names one group of messages of one rank.
+    struct ticket {
+        thread_post const* post = nullptr;
+        std::size_t index = 0;
+        std::uint64_t use = 0;  ///< which of the groups that have had this index
+    };
 
     thread_post(int size, breakable_barrier& barrier)
         : barrier_(barrier),
@@ -29,13 +35,13 @@ class thread_post {
           channels_(size_ * size_),
           desks_(size_) {}
 
-    /// *Throws* `invalid_call` for a peer that is no rank; the error the group failed with, on every rank
-    /// `out_of_memory` when there is none for this.
+    /// *Throws* `invalid_call` for a peer that is no rank, before anything is sent; `out_of_memory`
+    /// on every rank; the error the group failed with.
     ticket start(int rank, std::span<outgoing const> out, std::span<incoming const> in) {
         barrier_.expect_unbroken();
         for (auto const& each : out) expect_rank(each.peer);
         for (auto const& each : in) expect_rank(each.peer);
-        ticket started = 0;
+        ticket started;
         fence_status status;
         guarded(status, [&] { started = posted(rank, out, in); });
         if (status.code != errc::none) barrier_.fail(status.code, status.text, rank);
@@ -43,35 +49,29 @@ class thread_post {
         return started;
     }
 
-    /// Receives, then waits until what was sent has been received. *Throws* `disagreement` on every
-    /// rank when sizes differ.
-    void wait(int rank, ticket which) {
-        auto& groups = desks_[static_cast<std::size_t>(rank)].groups;
-        if (which >= groups.size() || !groups[which].open)
-            raise(errc::invalid_call, {}, "wait", "a ticket is waited for once", "ticket ", which);
-        auto& group = groups[which];
-        for (auto const& each : group.awaited) {
-            auto& way = channel(each.peer, rank);
-            std::span<std::byte const> data;
+    /// Returns once all messages of the ticket have been received, at both ends; receives what
+    /// arrives for other tickets of the rank meanwhile, so that they may be waited for in any order.
+    /// *Throws* `invalid_call` for a ticket that has been waited for or is of another group;
+    /// `disagreement` on every rank when the ends of a message differ in size; `peer_failed`,
+    /// `timed_out`.
+    void wait(int rank, ticket const& which) {
+        auto& own = expect_open(rank, which);
+        auto const until = barrier_.until();
+        for (bool complete = false; !complete;) {
+            arrival next;
             barrier_.await(
                 [&] {
-                    auto const* const sent = way.find(each.number);
-                    if (sent != nullptr) data = sent->data;
-                    return sent != nullptr;
+                    complete = is_complete(rank, own);
+                    if (!complete) next = next_arrival(rank);
+                    return complete || next.to != nullptr;
                 },
-                [&] { return lost(each.peer); },
-                [&] { return silence(rank, "a message of rank ", each.peer); });
-            receive(rank, each, data);
-            barrier_.change([&] { way.find(each.number)->taken = true; });
+                [&] { return loses(rank, own); }, [&] { return silence(rank, own); }, until);
+            if (!complete) receive(rank, next);
         }
-        for (auto const& each : group.sent) {
-            auto& way = channel(rank, each.peer);
-            barrier_.await(
-                [&] { return way.find(each.number)->taken; }, [&] { return lost(each.peer); },
-                [&] { return silence(rank, "its message being read by rank ", each.peer); });
-            barrier_.change([&] { way.erase(each.number); });
-        }
-        group.open = false;
+        barrier_.change([&] {
+            for (auto const& each : own.sent) channel(rank, each.peer).erase(each.number);
+        });
+        own.open = false;
     }
 
     /// Waits in a failed group until nobody reads what a rank has shown.
@@ -108,9 +108,11 @@ class thread_post {
         int peer = 0;
         std::uint64_t number = 0;
         std::span<std::byte> data{};
+        bool received = false;
     };
     struct message_group {
         bool open = false;
+        std::uint64_t use = 0;
         std::vector<sent_letter> sent;
         std::vector<awaited_letter> awaited;
     };
@@ -118,6 +120,11 @@ class thread_post {
     struct desk_state {
         std::vector<message_group> groups;
         std::atomic<bool> reading{false};  ///< this rank reads another's data
+    };
+    /// A letter that is there, and where it is awaited.
+    struct arrival {
+        awaited_letter* to = nullptr;
+        std::span<std::byte const> data{};
     };
 
     ticket posted(int rank, std::span<outgoing const> out, std::span<incoming const> in) {
@@ -130,6 +137,7 @@ class thread_post {
         group.sent.reserve(out.size());
         group.awaited.reserve(in.size());
         group.open = true;
+        ++group.use;
         barrier_.change([&] {
             for (auto const& each : out) {
                 auto& way = channel(rank, each.peer);
@@ -137,9 +145,19 @@ class thread_post {
                 group.sent.push_back({each.peer, way.sent++});
             }
             for (auto const& each : in)
-                group.awaited.push_back({each.peer, channel(each.peer, rank).awaited++, each.data});
+                group.awaited.push_back(
+                    {each.peer, channel(each.peer, rank).awaited++, each.data, false});
         });
-        return static_cast<ticket>(&group - groups.data());
+        return {this, static_cast<std::size_t>(&group - groups.data()), group.use};
+    }
+
+    message_group& expect_open(int rank, ticket const& which) {
+        auto& groups = desks_[static_cast<std::size_t>(rank)].groups;
+        if (which.post != this || which.index >= groups.size() || !groups[which.index].open ||
+            groups[which.index].use != which.use)
+            raise(errc::invalid_call, {}, "wait", "a ticket is waited for once, in its group",
+                  "ticket ", which.index, ", use ", which.use);
+        return groups[which.index];
     }
 
     channel_state& channel(int from, int to) {
@@ -152,28 +170,67 @@ class thread_post {
                   peer, " of ", size_, " ranks");
     }
 
-    /// What a peer has finished without will not come.
-    bool lost(int peer) const { return barrier_.broken() || barrier_.finished(peer); }
+    // Under the barrier's lock.
 
-    std::string silence(int rank, std::string_view what, int peer) const {
+    bool is_taken(int rank, sent_letter const& sent) {
+        return channel(rank, sent.peer).find(sent.number)->taken;
+    }
+    bool is_complete(int rank, message_group const& own) {
+        return std::all_of(own.awaited.begin(), own.awaited.end(),
+                           [](auto const& each) { return each.received; }) &&
+               std::all_of(own.sent.begin(), own.sent.end(),
+                           [&](auto const& each) { return is_taken(rank, each); });
+    }
+    arrival next_arrival(int rank) {
+        for (auto& group : desks_[static_cast<std::size_t>(rank)].groups)
+            for (auto& each : group.awaited)
+                if (group.open && !each.received)
+                    if (auto const* const there = channel(each.peer, rank).find(each.number))
+                        return {&each, there->data};
+        return {};
+    }
+    /// A peer that the group still waits for, -1 for none.
+    template <class Wanted>
+    int pending_peer(int rank, message_group const& own, Wanted const& wanted) {
+        for (auto const& each : own.awaited)
+            if (!each.received && wanted(each.peer)) return each.peer;
+        for (auto const& each : own.sent)
+            if (!is_taken(rank, each) && wanted(each.peer)) return each.peer;
+        return -1;
+    }
+    /// What a peer has finished without will not come.
+    bool loses(int rank, message_group const& own) {
+        if (barrier_.broken()) return true;
+        auto const gone =
+            pending_peer(rank, own, [&](int peer) { return barrier_.finished(peer); });
+        if (gone >= 0) barrier_.break_by_finished(gone);
+        return gone >= 0;
+    }
+    std::string silence(int rank, message_group const& own) {
         return concat("ulysses: wait: every rank must answer within the deadline: rank ", rank,
-                      " waited ", barrier_.deadline().count(), " ms for ", what, peer);
+                      " waited ", barrier_.deadline().count(), " ms for rank ",
+                      pending_peer(rank, own, [](int) { return true; }));
     }
 
-    void receive(int rank, awaited_letter const& to, std::span<std::byte const> from) {
-        if (from.size() != to.data.size())
+    void receive(int rank, arrival const& there) {
+        auto& to = *there.to;
+        if (there.data.size() != to.data.size())
             barrier_.fail(errc::disagreement,
                           concat("ulysses: start: both ends of a message must name its size: rank ",
-                                 to.peer, " sends ", from.size(), " bytes, rank ", rank,
+                                 to.peer, " sends ", there.data.size(), " bytes, rank ", rank,
                                  " expects ", to.data.size()),
                           rank);
         auto& reading = desks_[static_cast<std::size_t>(rank)].reading;
         // Before the look at the failure, as `await_readers` looks the other way round.
         reading = true;
-        if (!barrier_.broken() && !from.empty())
-            std::memcpy(to.data.data(), from.data(), from.size());
+        if (!barrier_.broken() && !there.data.empty())
+            std::memcpy(to.data.data(), there.data.data(), there.data.size());
         reading = false;
         barrier_.expect_unbroken();
+        barrier_.change([&] {
+            to.received = true;
+            channel(to.peer, rank).find(to.number)->taken = true;
+        });
     }
 
     breakable_barrier& barrier_;

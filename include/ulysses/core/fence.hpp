@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <span>
 #include <string>
@@ -85,7 +86,12 @@ inline std::string text_of(term which, std::int64_t value) {
         case term::mask: return std::string(masks[index]);
         case term::assignment: return std::string(assignments[index]);
         case term::keep: return std::string(keeps[index]);
-        case term::scale: return concat(std::bit_cast<double>(value));
+        case term::scale: {
+            // All digits: two scales may differ in the last.
+            char text[32];
+            std::snprintf(text, sizeof text, "%.17g", std::bit_cast<double>(value));
+            return value == 0 ? "1 / sqrt(head_dim)" : text;
+        }
         default: return concat(value);
     }
 }

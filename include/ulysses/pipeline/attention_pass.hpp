@@ -226,7 +226,7 @@ class attention_pass {
                 if (exchanging(moves)) {
                     seen.begin(step_id::to_heads);
                     to_heads_backward(moving_, moves, outbox, places, local.dq, local.dk, local.dv);
-                    if (policy == keep::nothing && local.o.data != nullptr)
+                    if (policy == keep::nothing && whole)
                         to_tokens(moving_, moves, outbox, places.o, local.o);
                     moving_.send(queue());
                 }

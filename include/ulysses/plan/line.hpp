@@ -63,7 +63,8 @@ class line {
           queries_(queries),
           keys_(keys),
           ranks_(ranks),
-          row_multiple_(row_multiple) {}
+          // No sequence is longer than 2^31 rows: beyond that nothing is ever cut.
+          row_multiple_(std::min(row_multiple, std::int64_t{1} << 31)) {}
 
     /// Keys seen by rows [0, row) of one head, together. At least 1 a row; below 2^62.
     constexpr std::int64_t weight(std::int64_t row) const {
