@@ -119,7 +119,7 @@ class pipeline {
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
         observed_call const call(observer_, pass_kind::attend_backward);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep != keep::exchanged)
@@ -147,7 +147,7 @@ class pipeline {
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
         observed_call const call(observer_, pass_kind::attend_backward);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep == keep::exchanged)
@@ -198,7 +198,7 @@ class pipeline {
         static_assert(differentiable_projection_for<Projection, T, Weights, Gradients> ||
                       explain_differentiable_projection<Projection, T, Weights, Gradients>());
         observed_call const call(observer_, pass_kind::backward);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::backward, at);
         auto const rank = ranks().rank();
         token_view<T const> x_view, dy_view;
         token_view<T> dx_view, dq, dk, dv, o;
@@ -245,7 +245,7 @@ class pipeline {
                                               queue());
                 observer_.end(step_id::project_out);
             });
-        alone([&] {
+        alone(pass_kind::backward, at, [&] {
             observer_.begin(step_id::project_in);
             ulysses::project_out_gradients(projection_, step, rank, token_view<T const>(o), dy_view,
                                            gradients, queue());
@@ -312,18 +312,19 @@ class pipeline {
     }
 
     /// The plan of a collective call: a step that has none on this rank is an error on every rank.
-    plan const& planned_by_all(sequence const& step, where at) {
+    plan const& planned_by_all(sequence const& step, pass_kind kind, where at) {
         fence_status status;
-        guarded(status, [&] { planned(step, at); });
+        guarded(
+            status, [&] { planned(step, at); }, name(kind), at);
         if (status.code != errc::none) pass_.refuse(status);
         return plan_;
     }
 
     /// Runs what follows a call's last fence: an error in it leaves the call on this rank alone.
     template <class Body>
-    void alone(Body const& body) const {
+    void alone(pass_kind kind, where at, Body const& body) const {
         fence_status status;
-        guarded(status, body);
+        guarded(status, name(kind), at, body);
         if (status.code != errc::none) throw_error(status.code, status.text, ranks().rank());
     }
 
@@ -378,7 +379,7 @@ class pipeline {
         using T = operand_type<Q, K, V, O>;
         static_assert(mutable_outputs<O>());
         observed_call const call(observer_, pass_kind::attend);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::attend, at);
         pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
             take_inputs(local, moves, "attend", q, k, v, at);
             local.o = heads_of<T, Layout>(o, "o", at);
@@ -401,7 +402,7 @@ class pipeline {
         static_assert(projection_for<Projection, T, Weights> ||
                       explain_projection<Projection, T, Weights>());
         observed_call const call(observer_, pass_kind::forward);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::forward, at);
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
         pass_.template forward<T>(
@@ -430,7 +431,7 @@ class pipeline {
                 local.v = v;
                 local.o = o;
             });
-        alone([&] {
+        alone(pass_kind::forward, at, [&] {
             observer_.begin(step_id::project_out);
             ulysses::project_out(projection_, step, rank, token_view<T const>(o), weights, y_view,
                                  queue());

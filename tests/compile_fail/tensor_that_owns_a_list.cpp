@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: ulysses: a type becomes an operand by a specialisation of ulysses::tensor_traits
 // never: template constraint failure
-// never: constraints not satisfied
+// never: no matching
 
 #include <ulysses/ulysses.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: only a packed tensor leaves it out.
 // never: template constraint failure
-// never: constraints not satisfied
+// never: no matching
 
 #include <ulysses/ulysses.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: a member `stride`, `strides_`, `axis_order`, `layout` or `space` is never looked at, and the tensor would be read wrongly.
 // never: template constraint failure
-// never: constraints not satisfied
+// never: no matching
 
 #include <ulysses/ulysses.hpp>
 

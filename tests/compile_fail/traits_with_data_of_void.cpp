@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: ulysses: `data` of an operand (in its tensor_traits, or its member) takes the tensor as const and returns a pointer to its elements, not to void.
 // never: template constraint failure
-// never: constraints not satisfied
+// never: no matching
 
 #include <ulysses/ulysses.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: returns a list of integers with `size()` and `[]`, as std::array, std::span and std::vector are.
 // never: template constraint failure
-// never: constraints not satisfied
+// never: no matching
 
 #include <ulysses/ulysses.hpp>
 

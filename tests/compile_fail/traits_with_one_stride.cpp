@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: ulysses: `strides` of an operand (in its tensor_traits, or its member `strides()`) returns a list of integers with `[]`
 // never: template constraint failure
-// never: constraints not satisfied
+// never: no matching
 
 #include <ulysses/ulysses.hpp>
 

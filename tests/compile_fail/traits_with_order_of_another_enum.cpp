@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: ulysses: `order` of an operand is a `static constexpr ulysses::axes`.
 // never: template constraint failure
-// never: constraints not satisfied
+// never: no matching
 
 #include <ulysses/ulysses.hpp>
 

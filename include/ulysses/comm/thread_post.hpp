@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,8 +31,8 @@ class thread_post {
           channels_(size_ * size_),
           desks_(size_) {}
 
-    /// *Throws* `invalid_call` for a peer that is no rank; the error the group failed with, on every rank
-    /// `out_of_memory` when there is none for this.
+    /// *Throws* `invalid_call` for a peer that is no rank; `out_of_memory`, on every rank, when there is
+    /// none for the lists; the error the group has failed with.
     ticket start(int rank, std::span<outgoing const> out, std::span<incoming const> in) {
         barrier_.expect_unbroken();
         for (auto const& each : out) expect_rank(each.peer);
@@ -43,8 +45,9 @@ class thread_post {
         return started;
     }
 
-    /// Receives, then waits until what was sent has been received. *Throws* `disagreement` on every
-    /// rank when sizes differ.
+    /// Receives, then waits until what was sent has been received. *Throws* `invalid_call` for a ticket
+    /// that is not open; `disagreement`, on every rank, when sizes differ; `timed_out`, on every rank,
+    /// when a peer is silent; the error the group has failed with.
     void wait(int rank, ticket which) {
         auto& groups = desks_[static_cast<std::size_t>(rank)].groups;
         if (which >= groups.size() || !groups[which].open)
@@ -161,12 +164,14 @@ class thread_post {
     }
 
     void receive(int rank, awaited_letter const& to, std::span<std::byte const> from) {
-        if (from.size() != to.data.size())
+        if (from.size() != to.data.size()) {
             barrier_.fail(errc::disagreement,
                           concat("ulysses: start: both ends of a message must name its size: rank ",
                                  to.peer, " sends ", from.size(), " bytes, rank ", rank,
                                  " expects ", to.data.size()),
                           rank);
+            barrier_.expect_unbroken();
+        }
         auto& reading = desks_[static_cast<std::size_t>(rank)].reading;
         // Before the look at the failure, as `await_readers` looks the other way round.
         reading = true;

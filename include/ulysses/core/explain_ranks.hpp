@@ -189,7 +189,8 @@ consteval bool queue_is_known() {
             requires(C const& c) {
                 { c.queue() } -> std::convertible_to<typename C::space_type::queue>;
             },
-        "ulysses: where the `queue` of a communicator's space is not an empty type, the handle must "
+        "ulysses: where the `queue` of a communicator's space is not an empty type, the handle "
+        "must "
         "have a const member `queue()` that returns the one to use.");
     return true;
 }

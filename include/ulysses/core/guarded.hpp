@@ -6,7 +6,9 @@
 
 #include <exception>
 #include <new>
+#include <string>
 #include <string_view>
+#include <utility>
 
 /// What an exception becomes on its way to the other ranks: a status for the next fence, or the
 /// departure of its rank.
@@ -14,26 +16,27 @@ namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
-/// The text of what was caught, with the call it was caught in.
+inline std::string place_of(where at) {
+    return at.line == 0 ? "" : concat(" [", at.file, ":", at.line, "]");
+}
 inline std::string caught(std::string_view operation, std::string_view rule,
                           std::string_view values, where at) {
-    auto text = concat("ulysses: ", operation, ": ", rule, ": ", values);
-    if (at.line != 0) text += concat(" [", at.file, ":", at.line, "]");
-    return text;
+    return concat("ulysses: ", operation, ": ", rule, ": ", values, place_of(at));
 }
 
 }  // namespace detail
 
 /// Runs `body` and turns what it throws into a status for the next fence, so that the error leaves
-/// the call on every rank. No collective call of the same group is made in it. What is not an `error`
-/// is told with the name and the place of the call that `body` is a part of, where they are given.
+/// the call on every rank. No collective call of the same group is made in it.
+///
+/// `operation` and `at` are the call that `body` is a part of, or empty: they are told with what does
+/// not know it, which is what a functor throws, and memory that was not had.
 template <class Body>
-void guarded(fence_status& status, Body&& body, std::string_view operation = {}, where at = {}) {
+void guarded(fence_status& status, std::string_view operation, where at, Body&& body) {
 #if ULYSSES_EXCEPTIONS
-    auto const functor_failed = [&](std::string_view what) {
-        auto const call = operation.empty() ? "functor" : operation;
-        status.fail(errc::functor_failed,
-                    detail::caught(call, "an exception left a functor", what, at));
+    auto const functor_threw = [&](std::string_view what) {
+        status.fail(errc::functor_failed, detail::caught(operation.empty() ? "functor" : operation,
+                                                         "a functor threw", what, at));
     };
     try {
         body();
@@ -41,15 +44,17 @@ void guarded(fence_status& status, Body&& body, std::string_view operation = {},
         // What failed is another group of the body's own, not this one.
         auto const foreign = e.code() == errc::peer_failed || e.code() == errc::timed_out ||
                              e.code() == errc::transport;
-        status.fail(foreign ? errc::functor_failed : e.code(), e.what());
+        auto const placed = e.code() != errc::out_of_memory || operation.empty();
+        status.fail(foreign ? errc::functor_failed : e.code(),
+                    placed ? e.what() : concat(e.what(), " in ", operation, detail::place_of(at)));
     } catch (std::bad_alloc const&) {
-        auto const call = operation.empty() ? "memory" : operation;
         status.fail(errc::out_of_memory,
-                    detail::caught(call, "an allocation failed", "std::bad_alloc", at));
+                    detail::caught(operation.empty() ? "memory" : operation, "an allocation failed",
+                                   "std::bad_alloc", at));
     } catch (std::exception const& e) {
-        functor_failed(e.what());
+        functor_threw(e.what());
     } catch (...) {
-        functor_failed("of unknown type");
+        functor_threw("what is of unknown type");
     }
 #else
     static_cast<void>(status);
@@ -57,6 +62,11 @@ void guarded(fence_status& status, Body&& body, std::string_view operation = {},
     static_cast<void>(at);
     body();
 #endif
+}
+
+template <class Body>
+void guarded(fence_status& status, Body&& body) {
+    guarded(status, {}, {}, std::forward<Body>(body));
 }
 
 /// Runs `body`, a collective call. When it ends on this rank by something that the others cannot
