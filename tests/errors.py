@@ -20,7 +20,8 @@ import tally
 
 HOLE = "…"
 # Functions that are given a rule, and which of their arguments it is; `code` when they are of one errc.
-FORWARDERS = {"refuse": (0, "invalid_tensor"), "throw_disagreement": (1, "disagreement"), "differ": (0, "disagreement")}
+FORWARDERS = {"refuse": (0, "invalid_tensor"), "throw_disagreement": (1, "disagreement"), "differ": (0, "disagreement"),
+              "caught": (1, None)}
 # Functions that return a rule, and of which errc it then is.
 RETURNERS = {"broken_rule": "invalid_shape"}
 EXCEPTIONS = {"transport_error": "transport"}

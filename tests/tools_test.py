@@ -6,11 +6,14 @@ import contextlib
 import io
 import json
 import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
 
 import compile_fail  # noqa: E402
 import errors  # noqa: E402
@@ -196,6 +199,66 @@ class error_rules(unittest.TestCase):
     def test_the_codes(self):
         text = "enum class errc : std::uint32_t { none = 0, a,  ///< b, c\n d, };"
         self.assertEqual(errors.codes_of(text), {"a", "d"})
+
+
+class scripts(unittest.TestCase):
+    """The shell scripts, in a repository of one source and two tests, with a tools/setup that does nothing."""
+
+    def setUp(self):
+        if not shutil.which("meson") or not shutil.which("ninja") or not shutil.which("bash"):
+            self.skipTest("no meson, ninja or bash")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name).resolve()
+        for name in ("tests", "tools"):
+            (self.root / name).mkdir()
+        for name in ("tests/run", "tools/build", "tools/summarise_tests.py"):
+            shutil.copy(ROOT / name, self.root / name)
+        (self.root / "tools/setup").write_text("#!/bin/sh\n")
+        (self.root / "tools/setup").chmod(0o755)
+        (self.root / "meson_options.txt").write_text("".join(
+            f"option('{name}', type: 'feature')\n" for name in ("tests", "examples", "bench")) +
+            "option('native', type: 'boolean')\n")
+        (self.root / "meson.build").write_text("project('x')\nsubdir('tests')\n")
+        (self.root / "tests/meson.build").write_text(
+            "made = custom_target('made', output: 'made', command: ['touch', '@OUTPUT@'])\n"
+            "python = find_program('python3')\n"
+            "test('scripted', python, args: [files('x.py'), made])\n"
+            "test('other', python, args: files('x.py'))\n")
+        (self.root / "tests/x.py").write_text("print('1 passed, 0 failed, 0 skipped')\n")
+
+    def run_script(self, *command):
+        done = subprocess.run(command, cwd=self.root, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=120)
+        return done.returncode, done.stdout
+
+    def test_a_scripted_test_is_chosen_by_name(self):
+        code, output = self.run_script("tests/run", "--quick", "--filter", "scripted")
+        self.assertEqual(code, 0, output)
+        self.assertIn("1 passed, 0 failed, 0 skipped", output.splitlines()[-1])
+        self.assertTrue((self.root / "build/tests/made").exists(), "its program is built")
+
+    def test_a_filter_without_tests_lists_them(self):
+        code, output = self.run_script("tests/run", "--quick", "--filter", "nothing")
+        self.assertNotEqual(code, 0)
+        self.assertIn("there are: scripted other", output)
+
+    def test_an_unknown_target_leaves_the_build_as_it_is(self):
+        self.assertEqual(self.run_script("tools/build", "build", "--")[0], 0)
+        (self.root / "build/mine").write_text("kept")
+        code, output = self.run_script("tools/build", "build", "--", "no_such_target")
+        self.assertEqual(code, 1)
+        self.assertIn("unknown target 'no_such_target'", output)
+        self.assertTrue((self.root / "build/mine").exists())
+
+    def test_a_broken_build_is_made_anew(self):
+        self.assertEqual(self.run_script("tools/build", "build", "--")[0], 0)
+        with (self.root / "build/build.ninja").open("a") as ninja:
+            ninja.write("\nnonsense\n")
+        (self.root / "build/mine").write_text("not kept")
+        code, output = self.run_script("tools/build", "build", "--")
+        self.assertEqual(code, 0, output)
+        self.assertFalse((self.root / "build/mine").exists())
 
 
 class compile_fail_cases(unittest.TestCase):

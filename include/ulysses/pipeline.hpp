@@ -49,6 +49,7 @@ class pipeline {
     static_assert(reaches_memory<Comm> || explain_reach<Comm>());
     static_assert(sends_messages_or_none<Comm>());
     static_assert(space<typename Comm::space_type> || explain_space<typename Comm::space_type>());
+    static_assert(queue_is_known<Comm>());
     static_assert(layout_policy<Layout> || explain_layout_policy<Layout>());
     static_assert(std::is_same_v<Layout, sequence_local> || std::is_same_v<Layout, head_local>,
                   "ulysses: a pipeline's operands are sequence_local or head_local.");
@@ -118,7 +119,7 @@ class pipeline {
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
         observed_call const call(observer_, pass_kind::attend_backward);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep != keep::exchanged)
@@ -146,7 +147,7 @@ class pipeline {
         static_assert(differentiable_attention_for<Attention, T> ||
                       explain_differentiable_attention<Attention, T>());
         observed_call const call(observer_, pass_kind::attend_backward);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
         pass_.template backward<T>(
             moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep == keep::exchanged)
@@ -154,7 +155,7 @@ class pipeline {
                           "keep::exchanged has kept q, k, v and o",
                           "they were given again, the layer has keep::", kept());
                 take_inputs(local, moves, "attend_backward", q, k, v, at);
-                auto const kept_o = view_of_heads<Layout>(o, "attend_backward: o", at);
+                auto const kept_o = heads_of<T, Layout>(o, "attend_backward: o", at);
                 check_operand("attend_backward", "o", kept_o,
                               query_extents<Layout>(moves, layer_.value_dim), at);
                 // Under keep::nothing o is computed again, beside the caller's.
@@ -197,15 +198,15 @@ class pipeline {
         static_assert(differentiable_projection_for<Projection, T, Weights, Gradients> ||
                       explain_differentiable_projection<Projection, T, Weights, Gradients>());
         observed_call const call(observer_, pass_kind::backward);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::backward, at);
         auto const rank = ranks().rank();
         token_view<T const> x_view, dy_view;
         token_view<T> dx_view, dq, dk, dv, o;
         pass_.template backward<T>(
             moves, pass_kind::backward, saved, observer_, at, [&](auto& local) {
-                x_view = view_of_tokens<sequence_local>(x, "backward: x", at);
-                dy_view = view_of_tokens<sequence_local>(dy, "backward: dy", at);
-                dx_view = view_of_tokens<sequence_local>(dx, "backward: dx", at);
+                x_view = tokens_of<T>(x, "backward: x", at);
+                dy_view = tokens_of<T>(dy, "backward: dy", at);
+                dx_view = tokens_of<T>(dx, "backward: dx", at);
                 extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
                 check_operand("backward", "x", x_view, tokens, at);
                 check_operand("backward", "dy", dy_view, tokens, at);
@@ -244,7 +245,7 @@ class pipeline {
                                               queue());
                 observer_.end(step_id::project_out);
             });
-        alone([&] {
+        alone(pass_kind::backward, at, [&] {
             observer_.begin(step_id::project_in);
             ulysses::project_out_gradients(projection_, step, rank, token_view<T const>(o), dy_view,
                                            gradients, queue());
@@ -311,42 +312,54 @@ class pipeline {
     }
 
     /// The plan of a collective call: a step that has none on this rank is an error on every rank.
-    plan const& planned_by_all(sequence const& step, where at) {
+    plan const& planned_by_all(sequence const& step, pass_kind kind, where at) {
         fence_status status;
-        guarded(status, [&] { planned(step, at); });
+        guarded(
+            status, [&] { planned(step, at); }, name(kind), at);
         if (status.code != errc::none) pass_.refuse(status);
         return plan_;
     }
 
     /// Runs what follows a call's last fence: an error in it leaves the call on this rank alone.
     template <class Body>
-    void alone(Body const& body) const {
+    void alone(pass_kind kind, where at, Body const& body) const {
         fence_status status;
-        guarded(status, body);
+        guarded(status, name(kind), at, body);
         if (status.code != errc::none) throw_error(status.code, status.text, ranks().rank());
     }
 
     template <class... X>
     static consteval auto operand_type_of() {
         static_assert((... && (tensor_like<X> || explain_tensor<X>())));
-        using first = std::tuple_element_t<0, std::tuple<std::remove_cv_t<element_of_t<X>>...>>;
-        static_assert((... && std::is_same_v<first, std::remove_cv_t<element_of_t<X>>>),
-                      "ulysses: the operands of one call must have one element type.");
-        static_assert((... && same_space<space_type, space_of_t<X>>()));
-        static_assert(
-            (... && has_layout_or_none<X, Layout>),
-            "ulysses: a view that names a layout policy must name the pipeline's own: give a "
-            "sequence_local pipeline token_views, a head_local one head_views.");
-        static_assert(attention_for<Attention, first> || explain_attention<Attention, first>());
-        return std::type_identity<first>{};
+        if constexpr ((... && tensor_like<X>)) {
+            using first = std::tuple_element_t<0, std::tuple<std::remove_cv_t<element_of_t<X>>...>>;
+            static_assert((... && std::is_same_v<first, std::remove_cv_t<element_of_t<X>>>),
+                          "ulysses: the operands of one call must have one element type.");
+            static_assert((... && same_space<space_type, space_of_t<X>>()));
+            static_assert(
+                (... && has_layout_or_none<X, Layout>),
+                "ulysses: a view that names a layout policy must name the pipeline's own: give a "
+                "sequence_local pipeline token_views, a head_local one head_views.");
+            static_assert(attention_for<Attention, first> || explain_attention<Attention, first>());
+            return std::type_identity<first>{};
+        } else {
+            return std::type_identity<float>{};  // what is wrong has been said
+        }
     }
     template <class... X>
     using operand_type = typename decltype(operand_type_of<X...>())::type;
 
+    template <class X>
+    static consteval bool of_const_elements() {
+        if constexpr (tensor_like<X>)
+            return std::is_const_v<element_of_t<X>>;
+        else
+            return false;
+    }
     template <class... X>
     static consteval bool mutable_outputs() {
         static_assert(
-            (... && !std::is_const_v<element_of_t<X>>),
+            (... && !of_const_elements<X>()),
             "ulysses: the elements of an output (o, y, dq, dk, dv, dx) must not be const.");
         return true;
     }
@@ -366,10 +379,10 @@ class pipeline {
         using T = operand_type<Q, K, V, O>;
         static_assert(mutable_outputs<O>());
         observed_call const call(observer_, pass_kind::attend);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::attend, at);
         pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
             take_inputs(local, moves, "attend", q, k, v, at);
-            local.o = view_of_heads<Layout>(o, "o", at);
+            local.o = heads_of<T, Layout>(o, "o", at);
             check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
                          at);
             check_apart("attend", "o", local.o, "q", local.q, at);
@@ -389,14 +402,13 @@ class pipeline {
         static_assert(projection_for<Projection, T, Weights> ||
                       explain_projection<Projection, T, Weights>());
         observed_call const call(observer_, pass_kind::forward);
-        auto const& moves = planned_by_all(step, at);
+        auto const& moves = planned_by_all(step, pass_kind::forward, at);
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
         pass_.template forward<T>(
             moves, pass_kind::forward, saved, observer_, at, [&](auto& local) {
-                token_view<T const> const x_view =
-                    view_of_tokens<sequence_local>(x, "forward: x", at);
-                y_view = view_of_tokens<sequence_local>(y, "forward: y", at);
+                token_view<T const> const x_view = tokens_of<T>(x, "forward: x", at);
+                y_view = tokens_of<T>(y, "forward: y", at);
                 extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
                 check_operand("forward", "x", x_view, tokens, at);
                 check_output("forward", "y", y_view, tokens, at);
@@ -419,7 +431,7 @@ class pipeline {
                 local.v = v;
                 local.o = o;
             });
-        alone([&] {
+        alone(pass_kind::forward, at, [&] {
             observer_.begin(step_id::project_out);
             ulysses::project_out(projection_, step, rank, token_view<T const>(o), weights, y_view,
                                  queue());

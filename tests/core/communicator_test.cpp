@@ -95,7 +95,7 @@ TEST_CASE("guarded: whatever a body throws becomes a status") {
     status = {};
     uly::guarded(status, [] { throw std::logic_error("mine"); });
     CHECK(status.code == errc::functor_failed);
-    CHECK(std::string(status.text) == "ulysses: functor: an exception left it: mine");
+    CHECK(std::string(status.text) == "ulysses: functor: a functor threw: mine");
     status = {};
     uly::guarded(status, [] { throw 5; });
     CHECK(status.code == errc::functor_failed);
@@ -103,6 +103,21 @@ TEST_CASE("guarded: whatever a body throws becomes a status") {
     status = {};
     uly::guarded(status, [] { throw std::bad_alloc(); });
     CHECK(status.code == errc::out_of_memory);
+    // What does not know the call is told with it.
+    uly::where const here{"engine.cpp", 7};
+    auto const text_of = [&](std::string_view call, auto const& body) {
+        status = {};
+        uly::guarded(status, call, here, body);
+        return std::string(status.text);
+    };
+    CHECK(text_of("attend", [] { throw std::logic_error("mine"); }) ==
+          "ulysses: attend: a functor threw: mine [engine.cpp:7]");
+    CHECK(text_of("forward", [] { throw std::bad_alloc(); }) ==
+          "ulysses: forward: an allocation failed: std::bad_alloc [engine.cpp:7]");
+    CHECK(text_of("attend", [] { uly::raise(errc::out_of_memory, {}, "a", "b", "c"); }) ==
+          "ulysses: a: b: c in attend [engine.cpp:7]");
+    CHECK(text_of("attend", [] { uly::raise(errc::unsupported, {}, "a", "b", "c"); }) ==
+          "ulysses: a: b: c");
     // A functor's own group failed, not the one whose fence carries the status.
     for (auto const code : {errc::peer_failed, errc::timed_out, errc::none}) {
         status = {};

@@ -63,11 +63,11 @@ TEST_CASE("trace: a call, its steps, its fences and what they moved") {
     auto const moved = recorder.transfers(events[1]);
     REQUIRE(moved.size() == 2);
     CHECK(moved[0].peer == 0);
-    CHECK(moved[0].sent == 11);
-    CHECK(moved[0].received == 0);
+    CHECK(moved[0].written == 11);
+    CHECK(moved[0].read == 0);
     CHECK(moved[1].peer == 2);
-    CHECK(moved[1].sent == 7);
-    CHECK(moved[1].received == 3);
+    CHECK(moved[1].written == 7);
+    CHECK(moved[1].read == 3);
     CHECK(recorder.transfers(events[0]).empty());
     CHECK(recorder.transfers(events[3]).empty());
     for (auto const& event : events) {
@@ -287,7 +287,7 @@ TEST_CASE("write_trace: numbers are the same in every locale and width") {
     strange << std::setw(40) << std::hex << std::showbase;
     uly::write_trace(strange, recorder);
     CHECK(strange.str() == text_of(recorder));
-    CHECK(holds(strange.str(), "\"bytes_sent\":123456789"));
+    CHECK(holds(strange.str(), "\"bytes_written\":123456789"));
     CHECK(uly::detail::microseconds(1234005) == "1234.005");
     CHECK(uly::detail::microseconds(7) == "0.007");
 }

@@ -9,6 +9,7 @@ Builds and runs a small program in each of the ways that docs/install.md names, 
   meson        the installed package as a dependency
   subproject   the sources as a Meson subproject
   cmake        the installed package, the sources, and which versions find_package takes
+  cmake-export a library that links the sources and is exported itself
   dist         `meson dist`, its archive as a wrap
   vcpkg        the port of docs/packaging, over stand-ins for vcpkg's functions
   recipes      what port and Conan recipe say of themselves
@@ -192,6 +193,28 @@ def cmake(at):
         raise failed(f"CMake installs other files than Meson:\n{difference.stdout}")
 
 
+def cmake_export(at):
+    if not shutil.which("cmake"):
+        raise skipped("there is no cmake")
+    configure = ["cmake", "-S", HERE / "exporter", "-G", "Ninja", "-DCMAKE_CXX_FLAGS=-O0"]
+    ways = {"ON": ("ulysses::ulysses", "with"), "OFF": ("$<BUILD_INTERFACE:ulysses::ulysses>", "without")}
+    for install, (link, headers) in ways.items():
+        build, prefix = at.folder / f"build-{install}", at.folder / f"prefix-{install}"
+        at.run(*configure, "-B", build, f"-DSOURCES={at.root}", f"-DULYSSES_INSTALL={install}", f"-DLINK={link}",
+               f"-DCMAKE_INSTALL_PREFIX={prefix}")
+        at.run("cmake", "--build", build)
+        at.run("cmake", "--install", build)
+        moved = prefix.rename(at.folder / f"moved-{install}")
+        for file in moved.rglob("*.cmake"):
+            if str(at.root) in file.read_text(encoding="utf-8"):
+                raise failed(f"{file.relative_to(moved)} names the sources")
+        at.run(*configure, "-B", f"{build}-use", "-DINSTALLED=ON", f"-DCMAKE_PREFIX_PATH={moved}")
+        at.run("cmake", "--build", f"{build}-use")
+        said, wanted = at.run(f"{build}-use/program").strip(), f"{at.version.split('.')[1]} {headers} headers"
+        if said != wanted:
+            raise failed(f"ULYSSES_INSTALL={install}: the program says `{said}`, expected `{wanted}`")
+
+
 def documented_wrap(root, address, digest):
     """The wrap of docs/install.md, of another archive."""
     text = (root / "docs/install.md").read_text(encoding="utf-8")
@@ -291,7 +314,7 @@ def recipes(at):
 
 
 WAYS = {"headers": headers, "pkg-config": pkg_config, "meson": meson, "subproject": subproject, "cmake": cmake,
-        "dist": dist, "vcpkg": vcpkg, "recipes": recipes}
+        "cmake-export": cmake_export, "dist": dist, "vcpkg": vcpkg, "recipes": recipes}
 
 
 def main(repository, *ways):

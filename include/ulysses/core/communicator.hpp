@@ -1,16 +1,13 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
-#include <ulysses/core/error.hpp>
 #include <ulysses/core/fence.hpp>
+#include <ulysses/core/guarded.hpp>
 #include <ulysses/core/space.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <new>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -18,33 +15,6 @@
 /// Communicators: one small concept per capability. A handle is cheap to copy, non-owning, and
 /// names one rank of one group; a stage requires only the capabilities that it calls.
 namespace ulysses::inline ULYSSES_ABI {
-
-/// Runs `body` and turns what it throws into a status for the next fence, so that the error leaves
-/// the call on every rank. No collective call of the same group is made in it.
-template <class Body>
-void guarded(fence_status& status, Body&& body) {
-#if ULYSSES_EXCEPTIONS
-    try {
-        body();
-    } catch (error const& e) {
-        // What failed is another group of the body's own, not this one.
-        auto const foreign = e.code() == errc::peer_failed || e.code() == errc::timed_out ||
-                             e.code() == errc::transport;
-        status.fail(foreign ? errc::functor_failed : e.code(), e.what());
-    } catch (std::bad_alloc const&) {
-        status.fail(errc::out_of_memory, "ulysses: memory: an allocation failed: std::bad_alloc");
-    } catch (std::exception const& e) {
-        status.fail(errc::functor_failed,
-                    concat("ulysses: functor: an exception left it: ", e.what()));
-    } catch (...) {
-        status.fail(errc::functor_failed,
-                    "ulysses: functor: an exception left it: of unknown type");
-    }
-#else
-    static_cast<void>(status);
-    body();
-#endif
-}
 
 /// A group of ranks, seen from one of them.
 ///
@@ -103,11 +73,12 @@ concept reaches_memory = communicator<C> &&
     { ranks.address(window, 0) } -> std::same_as<std::byte*>;
 };
 
-/// Bytes for a peer, and from one.
+/// Bytes that a peer is sent.
 struct outgoing {
     int peer = 0;
     std::span<std::byte const> data{};
 };
+/// Memory for the bytes that a peer sends.
 struct incoming {
     int peer = 0;
     std::span<std::byte> data{};
@@ -121,9 +92,9 @@ struct incoming {
 ///    what was to be received is there and what was sent may be overwritten. The lists are read by
 ///    `start` alone; the memory that they name is untouched by the caller until `wait` has returned
 ///    or thrown. A rank makes no other collective call between the two, but may start more groups.
-/// 2. Sizes are of any number of bytes, 2^31 and more included. At most one message a peer and list; those
-///    from one rank to another are matched in the order in which they were started, and their sizes
-///    must agree.
+/// 2. A message has any number of bytes, 2^31 and more included. At most one message a peer and list;
+///    those from one rank to another are matched in the order in which they were started, and their
+///    sizes must agree.
 /// 3. A rank that fails or is silent releases those who wait for it, as at a fence.
 /// 4. A steady state allocates nothing.
 template <class C>
@@ -142,32 +113,7 @@ concept can_leave = communicator<C> && requires(C const& ranks, std::string_view
     ranks.leave(text);
 };
 
-/// Runs `body`, a collective call. When it ends on this rank by something that the others cannot
-/// know of (an exception that is not an `error`, or one of the transport), they are released.
-template <communicator C, class Body>
-void leaving_on_failure(C const& ranks, Body&& body) {
-#if ULYSSES_EXCEPTIONS
-    if constexpr (can_leave<C>) {
-        try {
-            body();
-        } catch (error const& e) {
-            if (e.code() == errc::transport || e.code() == errc::none) ranks.leave(e.what());
-            throw;
-        } catch (std::exception const& e) {
-            ranks.leave(e.what());
-            throw;
-        } catch (...) {
-            ranks.leave("an exception of unknown type");
-            throw;
-        }
-        return;
-    }
-#else
-    static_cast<void>(ranks);
-#endif
-    body();
-}
-
+/// How `all_reduce` combines two numbers.
 enum class reduction : std::uint8_t { sum, min, max };
 
 /// `all_reduce(values, op)`: every rank gets the element-wise result over all ranks, combined in
@@ -182,6 +128,11 @@ concept reduces = communicator<C> &&
 
 /// `all_gather(mine, all)`: `all` receives every rank's `mine` in rank order; all.size() is
 /// size() * mine.size() bytes. `broadcast(data, root)`: every rank gets root's bytes.
+///
+/// It may have `all_gather(mine, all, status)` as well: a rank that cannot take part brings a status
+/// that says why, and every rank throws the lowest failing rank's, as at a fence. `sequence::agree`
+/// uses it where it is, so that a rank without memory fails all alike; without it, such a rank
+/// leaves the group.
 template <class C>
 concept gathers = communicator<C> &&
     requires(C const& ranks, std::span<std::byte const> mine, std::span<std::byte> all) {

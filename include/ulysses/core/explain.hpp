@@ -208,17 +208,50 @@ consteval bool explain_observer() {
     return false;
 }
 
+/// Says the first thing that is wrong: what follows from it would only be noise.
 template <class X>
 consteval bool explain_tensor() {
-    static_assert(
-        detail::tensor_by_traits<X> || detail::tensor_by_members<X> || detail::tensor_by_mdspan<X>,
-        "ulysses: a type becomes an operand by a specialisation of ulysses::tensor_traits with "
-        "`data` and "
-        "`extents`, by members `data()` and `extents()`, or by the interface of std::mdspan.");
-    static_assert(
-        tensor_like<X>,
-        "ulysses: the elements of an operand must be double, float, ulysses::half or ulysses::bf16 "
-        "(or a type for which ulysses::dtype_of is specialised).");
+    using namespace detail;
+    constexpr bool by_traits = traits_name_access<X> || tensor_by_traits<X>;
+    constexpr bool by_members = !by_traits && names_data<X> && names_extents<X>;
+    if constexpr (!by_traits && !by_members && !tensor_by_mdspan<X>)
+        static_assert(tensor_like<X>,
+                      "ulysses: a type becomes an operand by a specialisation of "
+                      "ulysses::tensor_traits with `data` and `extents`, by members `data()` and "
+                      "`extents()`, or by the interface of std::mdspan.");
+    else if constexpr ((by_traits && !data_by_traits<X>) || (by_members && !requires(X const& x) {
+                           { x.data() } -> points;
+                       }))
+        static_assert(tensor_like<X>,
+                      "ulysses: `data` of an operand (in its tensor_traits, or its member) takes "
+                      "the tensor as const and returns a pointer to its elements, not to void.");
+    else if constexpr ((by_traits && !extents_by_traits<X>) ||
+                       (by_members && !requires(X const& x) {
+                           { x.extents() } -> counted;
+                       }))
+        static_assert(tensor_like<X>,
+                      "ulysses: `extents` of an operand (in its tensor_traits, or its member) "
+                      "returns a list of integers with `size()` and `[]`, as std::array, std::span "
+                      "and std::vector are.");
+    else if constexpr (traits_misname<X>)
+        static_assert(tensor_like<X>,
+                      "ulysses: tensor_traits has `data`, `extents`, `strides`, `order` and "
+                      "`space_type`; a member `stride`, `strides_`, `axis_order`, `layout` or "
+                      "`space` is never looked at, and the tensor would be read wrongly.");
+    else if constexpr (!strides_fit<X>)
+        static_assert(tensor_like<X>,
+                      "ulysses: `strides` of an operand (in its tensor_traits, or its member "
+                      "`strides()`) returns a list of integers with `[]`, one in elements for each "
+                      "axis, not a single number; only a packed tensor leaves it out.");
+    else if constexpr (!order_fits<X>)
+        static_assert(tensor_like<X>,
+                      "ulysses: `order` of an operand is a `static constexpr ulysses::axes`.");
+    else if constexpr (!space_fits<X>)
+        static_assert(tensor_like<X>, "ulysses: `space_type` of an operand is a type.");
+    else
+        static_assert(tensor_like<X>,
+                      "ulysses: the elements of an operand must be double, float, ulysses::half or "
+                      "ulysses::bf16 (or a type for which ulysses::dtype_of is specialised).");
     return false;
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 /// Why a space or a communicator does not fit, one sentence for each broken clause; see explain.hpp.
@@ -176,6 +177,21 @@ consteval bool sends_messages_or_none() {
             "ulysses: a communicator whose ranks send messages must have a const member "
             "`wait(ticket_type)`.");
     }
+    return true;
+}
+
+/// For pipelines: a space's queues are told apart only where they hold something, and then the default
+/// one is none to work on.
+template <class C>
+consteval bool queue_is_known() {
+    static_assert(
+        std::is_empty_v<typename C::space_type::queue> ||
+            requires(C const& c) {
+                { c.queue() } -> std::convertible_to<typename C::space_type::queue>;
+            },
+        "ulysses: where the `queue` of a communicator's space is not an empty type, the handle "
+        "must "
+        "have a const member `queue()` that returns the one to use.");
     return true;
 }
 

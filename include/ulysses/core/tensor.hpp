@@ -33,9 +33,10 @@ enum class axes : std::uint8_t { bshd, sbhd, bhsd };
 ///         using space_type = host_space;
 ///     };
 ///
-/// `data` returns a pointer to the element type; extents and strides (in elements) are any
-/// fixed-size array or span of integers of 2 to 4 axes; without strides the tensor is packed
-/// row-major.
+/// `data` returns a pointer to the element type. Extents are a list of integers, one for each of 2 to
+/// 4 axes, with `size()` and `[]`: an array, a span, a vector. Strides are in elements and a list with
+/// `[]` of at least as many; without them the tensor is packed row-major. A specialisation that has
+/// one of these names and something else by it, or a name close to one, is refused.
 template <class X>
 struct tensor_traits {};
 
@@ -49,29 +50,135 @@ struct tensor_traits<tensor_view<T, Layout>> {
 namespace detail {
 
 template <class P>
-concept points = std::is_pointer_v<std::remove_cvref_t<P>>;
-template <class X>
-concept tensor_by_traits = requires(X const& x) {
-    *tensor_traits<X>::data(x);
-    tensor_traits<X>::extents(x)[0];
-    tensor_traits<X>::extents(x).size();
+concept points = std::is_pointer_v<std::remove_cvref_t<P>> &&
+    std::is_object_v<std::remove_pointer_t<std::remove_cvref_t<P>>>;
+template <class List>
+concept indexed = requires(List const& list) {
+    { list[0] } -> std::convertible_to<std::int64_t>;
+};
+template <class List>
+concept counted = indexed<List> && requires(List const& list) {
+    { list.size() } -> std::convertible_to<std::size_t>;
+};
+
+/// Its names are ambiguous in a class that derives from it and has them too, whatever they stand for
+/// there.
+struct every_name {
+    int data, extents, strides, order, space_type;
+    int stride, strides_, axis_order, layout, space;  // near ones
 };
 template <class X>
-concept tensor_by_members = requires(X const& x) {
-    *x.data();
-    x.extents()[0];
-    x.extents().size();
+struct probed_traits : tensor_traits<X>, every_name {};
+template <class X>
+concept probeable = !std::is_final_v<tensor_traits<X>>;
+
+template <class X>
+concept traits_name_strides = probeable<X> && !requires {
+    &probed_traits<X>::strides;
+};
+template <class X>
+concept traits_name_order = probeable<X> && !requires {
+    &probed_traits<X>::order;
+};
+template <class X>
+concept traits_name_space_type = probeable<X> && !requires {
+    &probed_traits<X>::space_type;
+};
+/// A specialisation that means to say where a tensor lies.
+template <class X>
+concept traits_name_access = traits_name_strides<X> ||(probeable<X> && !requires {
+    &probed_traits<X>::data;
+    &probed_traits<X>::extents;
+});
+/// One with a name that is taken for another and would never be looked at.
+template <class X>
+concept traits_misname = probeable<X> && !requires {
+    &probed_traits<X>::stride;
+    &probed_traits<X>::strides_;
+    &probed_traits<X>::axis_order;
+    &probed_traits<X>::layout;
+    &probed_traits<X>::space;
+};
+
+template <class X>
+concept data_by_traits = requires(X const& x) {
+    { tensor_traits<X>::data(x) } -> points;
+};
+template <class X>
+concept extents_by_traits = requires(X const& x) {
+    { tensor_traits<X>::extents(x) } -> counted;
+};
+template <class X>
+concept strides_by_traits = requires(X const& x) {
+    { tensor_traits<X>::strides(x) } -> indexed;
+};
+template <class X>
+concept order_by_traits = requires {
+    typename std::integral_constant<axes, tensor_traits<X>::order>;
+};
+
+template <class X>
+concept names_data = requires(X const& x) {
+    x.data();
+};
+template <class X>
+concept names_extents = requires(X const& x) {
+    x.extents();
+};
+template <class X>
+concept names_strides = requires(X const& x) {
+    x.strides();
+}
+|| requires(X const& x) { x.strides; };
+template <class X>
+concept names_stride = requires(X const& x) {
+    x.stride();
+}
+|| requires(X const& x) { x.stride(0); }
+|| requires(X const& x) { x.stride; };
+template <class X>
+concept strides_by_members = requires(X const& x) {
+    { x.strides() } -> indexed;
+};
+template <class X>
+concept order_by_members = requires {
+    typename std::integral_constant<axes, X::order>;
+};
+
+template <class X>
+concept tensor_by_traits = data_by_traits<X> && extents_by_traits<X>;
+template <class X>
+concept tensor_by_members = !traits_name_access<X> && requires(X const& x) {
+    { x.data() } -> points;
+    { x.extents() } -> counted;
 };
 /// False for an mdspan whose accessor gives other values than those in memory, a scaled one say.
 template <class X>
-concept gives_elements = !requires { typename X::reference; } ||
-                         std::is_lvalue_reference_v<typename X::reference>;
+concept gives_elements = !requires {
+    typename X::reference;
+}
+|| std::is_lvalue_reference_v<typename X::reference>;
 template <class X>
-concept tensor_by_mdspan = gives_elements<X> && requires(X const& x) {
+concept tensor_by_mdspan = !traits_name_access<X> && gives_elements<X> && requires(X const& x) {
     { x.data_handle() } -> points;
     { x.rank() } -> std::convertible_to<std::size_t>;
     { x.extent(0) } -> std::convertible_to<std::int64_t>;
     { x.stride(0) } -> std::convertible_to<std::int64_t>;
+};
+
+/// What may be left out is there in a form that is understood, or is not there.
+template <class X>
+concept strides_fit = (tensor_by_traits<X> && (strides_by_traits<X> || !traits_name_strides<X>)) ||
+                      (tensor_by_members<X> &&
+                       (strides_by_members<X> || !(names_strides<X> || names_stride<X>))) ||
+                      (!tensor_by_traits<X> && !tensor_by_members<X>);
+template <class X>
+concept order_fits = order_by_traits<X> ||
+    (!traits_name_order<X> &&
+     (tensor_by_traits<X> || order_by_members<X> || !requires { X::order; }));
+template <class X>
+concept space_fits = !traits_name_space_type<X> || requires {
+    typename tensor_traits<X>::space_type;
 };
 
 /// A tensor before its axes have been given their roles.
@@ -86,9 +193,9 @@ struct raw_tensor {
 
 template <class X>
 constexpr axes order_of() {
-    if constexpr (requires { tensor_traits<X>::order; })
+    if constexpr (order_by_traits<X>)
         return tensor_traits<X>::order;
-    else if constexpr (requires { X::order; })
+    else if constexpr (order_by_members<X>)
         return X::order;
     else
         return axes::bshd;
@@ -132,13 +239,12 @@ template <class X>
 auto raw(X const& x) {
     if constexpr (tensor_by_traits<X>) {
         auto result = with_extents(tensor_traits<X>::data(x), tensor_traits<X>::extents(x));
-        if constexpr (requires { tensor_traits<X>::strides(x)[0]; })
-            set_strides(result, tensor_traits<X>::strides(x));
+        if constexpr (strides_by_traits<X>) set_strides(result, tensor_traits<X>::strides(x));
         result.order = order_of<X>();
         return result;
     } else if constexpr (tensor_by_members<X>) {
         auto result = with_extents(x.data(), x.extents());
-        if constexpr (requires { x.strides()[0]; }) set_strides(result, x.strides());
+        if constexpr (strides_by_members<X>) set_strides(result, x.strides());
         result.order = order_of<X>();
         return result;
     } else {
@@ -161,7 +267,9 @@ auto raw(X const& x) {
 /// float, half or bf16 (`dtype_of`).
 template <class X>
 concept tensor_like = (detail::tensor_by_traits<X> || detail::tensor_by_members<X> ||
-                       detail::tensor_by_mdspan<X>)&&requires(X const& x) {
+                       detail::tensor_by_mdspan<X>)&&!detail::traits_misname<X> &&
+                      detail::strides_fit<X> && detail::order_fits<X> && detail::space_fits<X> &&
+                      requires(X const& x) {
     requires element<std::remove_reference_t<decltype(*detail::raw(x).data)>>;
 };
 

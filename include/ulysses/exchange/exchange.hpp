@@ -19,13 +19,17 @@
 #include <utility>
 #include <vector>
 
-/// Executes a plan.
+/// Executes a plan: `begin` once a call, then for each of its two fences
 ///
-/// Four verbs: `target` is where a block is written, `publish` makes everything written visible to
-/// the group, `source` is where a block is read, `release` gives the memory back. Between ranks
-/// that reach each other, targets and sources are the peer's memory in its final layout: nothing is
-/// packed. Between others they are places in a message, and `publish` sends one message a peer for
-/// all operands together; the owner of a region then packs or unpacks its own rows.
+/// 1. `put` lists the copies of an operand into the peers' regions, `get` those of the peers' regions
+///    into an operand, `sum` those of partial gradients that are to be added up;
+/// 2. `send` does what is to be done before the fence, `publish` is the fence and moves the messages,
+///    `receive` does what is to be done after it, and `add` the sums.
+///
+/// What is put is written before the fence, what is got or summed is read after it. Between ranks that
+/// reach each other a copy goes between the operand and the peer's memory in its final layout: nothing
+/// is packed. Between others it goes to or from a place in a message, one message a peer for all
+/// operands together; the owner of a region then packs or unpacks its own rows.
 ///
 ///     forward    put q, k, v | send, publish, receive | attend: inbox -> o outbox
 ///                get o       | send, publish, receive
@@ -44,38 +48,27 @@ class exchange {
     using queue_type = typename space_type::queue;
     using window = typename Comm::window_type;
 
-    explicit exchange(Comm ranks) : ranks_(std::move(ranks)) {}
+    explicit exchange(Comm ranks)
+        : ranks_(std::move(ranks)),
+          out_(ranks_.size()),
+          in_(ranks_.size()),
+          parts_(static_cast<std::size_t>(ranks_.size())) {}
 
     /// Begins a call: forgets what a failed one may have left listed.
     void begin(Observer& seen) {
         seen_ = &seen;
-        release();
-    }
-
-    /// Where `peer`'s part of a region begins, for writing; null when it is sent a message.
-    std::byte* target(window const& memory, region const& place, int peer) const {
-        auto* const part = ranks_.address(memory, peer);
-        if constexpr (!sends_messages<Comm>)
-            if (part == nullptr)
-                raise(errc::unsupported, {}, "exchange",
-                      "ranks must reach each other's memory or send messages", "rank ",
-                      ranks_.rank(), " does not reach rank ", peer);
-        return part == nullptr ? nullptr : part + place.offset;
-    }
-
-    /// Where `peer`'s part of a region begins, for reading; null when it comes as a message.
-    std::byte const* source(window const& memory, region const& place, int peer) const {
-        return target(memory, place, peer);
+        clear();
     }
 
     /// Lists the copies of a local operand [B, s, H, D] into the peers' regions.
     template <class T>
     void put(plan_moves const& moves, window const& memory, region const& place,
              token_view<T> const& local) {
+        locate(memory, place);
         for (auto const& block : moves.blocks) {
             auto copy = sized(block, local.batch(), place);
             set_from(copy, local_rows(block, local));
-            if (auto* const begin = target(memory, place, block.peer)) {
+            if (auto* const begin = region_of(block.peer)) {
                 set_to(copy, region_rows(block, begin, place));
                 copy.to_padding = place.pitch - place.row_bytes;
                 list(outward_, copy);
@@ -85,26 +78,27 @@ class exchange {
             }
             saw(ranks_.rank(), block.peer, copy);
         }
-        auto* const own = target(memory, place, ranks_.rank());
+        auto* const own = region_of(ranks_.rank());
         for (auto const& block : moves.arrivals) {
-            if (target(memory, place, block.peer) != nullptr) continue;
+            if (region_of(block.peer) != nullptr) continue;
             auto copy = sized(block, local.batch(), place);
             set_to(copy, region_rows(block, own, place));
             copy.to_padding = place.pitch - place.row_bytes;
             copy.from_strides = row_strides(block.message_strides, place.row_bytes);
             unpacks_.push_back({copy, message_rows(in_, block, place)});
         }
-        end_operand(out_, moves.blocks, memory, local.batch(), place);
-        end_operand(in_, moves.arrivals, memory, local.batch(), place);
+        end_operand(out_, moves.blocks, local.batch(), place);
+        end_operand(in_, moves.arrivals, local.batch(), place);
     }
 
     /// Lists the copies of the peers' regions into a local operand [B, s, H, D].
     template <class T>
     void get(plan_moves const& moves, window const& memory, region const& place,
              token_view<T> const& local) {
-        answer(moves, memory, local.batch(), place);
-        for (auto const& block : moves.blocks) fetch(block, memory, place, local);
-        end_operand(in_, moves.blocks, memory, local.batch(), place);
+        locate(memory, place);
+        answer(moves, local.batch(), place);
+        for (auto const& block : moves.blocks) fetch(block, place, local);
+        end_operand(in_, moves.blocks, local.batch(), place);
     }
 
     /// Lists the return of the gradients of keys or values into a local operand [B, s, H, D]. Their
@@ -112,21 +106,21 @@ class exchange {
     template <class T>
     void sum(plan_returns const& returns, window const& memory, region const& place,
              token_view<T> const& local) {
-        answer(returns.moves, memory, local.batch(), place);
+        locate(memory, place);
+        answer(returns.moves, local.batch(), place);
         for (auto const& block : returns.single)
             if constexpr (std::is_same_v<T, accumulator_t<T>>) {
-                fetch(block, memory, place, local);
+                fetch(block, place, local);
             } else {
                 plan_source const from{block.peer, block.row, block.message_row,
                                        block.message_strides};
                 list_sum(
                     {block.token, block.tokens, block.head, block.heads, 0, 1, block.row_strides},
-                    {&from, 1}, memory, place, local);
+                    {&from, 1}, place, local);
             }
         for (auto const& each : returns.sums)
-            list_sum(each, returns.sources.subspan(each.first_source, each.sources), memory, place,
-                     local);
-        end_operand(in_, returns.moves.blocks, memory, local.batch(), place);
+            list_sum(each, returns.sources.subspan(each.first_source, each.sources), place, local);
+        end_operand(in_, returns.moves.blocks, local.batch(), place);
     }
 
     /// Writes what was listed for the peers. *Throws* `out_of_memory`.
@@ -165,8 +159,8 @@ class exchange {
         execute(inward_, queue);
         packs_.clear();
         unpacks_.clear();
-        out_.clear(ranks_.size());
-        in_.clear(ranks_.size());
+        out_.clear();
+        in_.clear();
     }
 
     /// Executes all listed sums.
@@ -177,18 +171,6 @@ class exchange {
         for (std::size_t i = 0; i < sums_.size(); next += counts_[i++])
             sums_[i].from = std::span<sum_source const>(sources_).subspan(next, counts_[i]);
         space_type::template add<To, From>(queue, sums_);
-        forget_sums();
-    }
-
-    /// Ends the reading of sources: the call's next `publish` does it for all ranks, at no cost
-    /// here.
-    void release() {
-        outward_.clear();
-        inward_.clear();
-        packs_.clear();
-        unpacks_.clear();
-        out_.clear(ranks_.size());
-        in_.clear(ranks_.size());
         forget_sums();
     }
 
@@ -224,6 +206,36 @@ class exchange {
         }
     };
 
+    /// Asks where every rank's part of an operand's region begins.
+    void locate(window const& memory, region const& place) {
+        for (int peer = 0; peer < ranks_.size(); ++peer) {
+            auto* const part = ranks_.address(memory, peer);
+            parts_[static_cast<std::size_t>(peer)] =
+                part == nullptr ? nullptr : part + place.offset;
+        }
+    }
+    /// Where `peer`'s part of the located region begins; null when messages go there.
+    std::byte* region_of(int peer) const {
+        auto* const part = parts_[static_cast<std::size_t>(peer)];
+        if constexpr (!sends_messages<Comm>)
+            if (part == nullptr)
+                raise(errc::unsupported, {}, "exchange",
+                      "ranks must reach each other's memory or send messages", "rank ",
+                      ranks_.rank(), " does not reach rank ", peer);
+        return part;
+    }
+
+    /// Forgets what is listed.
+    void clear() {
+        outward_.clear();
+        inward_.clear();
+        packs_.clear();
+        unpacks_.clear();
+        out_.clear();
+        in_.clear();
+        forget_sums();
+    }
+
     static block_copy sized(plan_block const& block, std::int64_t batch, region const& place) {
         block_copy copy;
         copy.extents = {batch, block.tokens, block.heads};
@@ -251,7 +263,7 @@ class exchange {
     template <class Block>
     static message_place message_rows(messages const& all, Block const& block,
                                       region const& place) {
-        auto at = all.end(block.peer);
+        auto at = all.next(block.peer);
         at.offset += static_cast<std::size_t>(block.message_row * place.row_bytes);
         return at;
     }
@@ -261,25 +273,23 @@ class exchange {
     }
 
     /// Packs this rank's region for the peers that cannot read it.
-    void answer(plan_moves const& moves, window const& memory, std::int64_t batch,
-                region const& place) {
-        auto* const own = target(memory, place, ranks_.rank());
+    void answer(plan_moves const& moves, std::int64_t batch, region const& place) {
+        auto* const own = region_of(ranks_.rank());
         for (auto const& block : moves.arrivals) {
-            if (target(memory, place, block.peer) != nullptr) continue;
+            if (region_of(block.peer) != nullptr) continue;
             auto copy = sized(block, batch, place);
             set_from(copy, region_rows(block, own, place));
             copy.to_strides = row_strides(block.message_strides, place.row_bytes);
             packs_.push_back({copy, message_rows(out_, block, place)});
         }
-        end_operand(out_, moves.arrivals, memory, batch, place);
+        end_operand(out_, moves.arrivals, batch, place);
     }
 
     template <class T>
-    void fetch(plan_block const& block, window const& memory, region const& place,
-               token_view<T> const& local) {
+    void fetch(plan_block const& block, region const& place, token_view<T> const& local) {
         auto copy = sized(block, local.batch(), place);
         set_to(copy, local_rows(block, local));
-        if (auto* const begin = target(memory, place, block.peer)) {
+        if (auto* const begin = region_of(block.peer)) {
             set_from(copy, region_rows(block, begin, place));
             list(inward_, copy);
         } else {
@@ -290,8 +300,8 @@ class exchange {
     }
 
     template <class T>
-    void list_sum(plan_sum const& each, std::span<plan_source const> from, window const& memory,
-                  region const& place, token_view<T> const& local) {
+    void list_sum(plan_sum const& each, std::span<plan_source const> from, region const& place,
+                  token_view<T> const& local) {
         block_sum sum;
         sum.to = reinterpret_cast<std::byte*>(local.row(0, each.token, each.head));
         sum.extents = {local.batch(), each.tokens, each.heads};
@@ -300,7 +310,7 @@ class exchange {
         sums_.push_back(sum);
         counts_.push_back(from.size());
         for (auto const& part : from) {
-            if (auto const* const begin = source(memory, place, part.peer)) {
+            if (auto const* const begin = region_of(part.peer)) {
                 sources_.push_back(
                     {begin + part.row * place.pitch, row_strides(each.row_strides, place.pitch)});
             } else {
@@ -314,11 +324,11 @@ class exchange {
     }
 
     /// Ends an operand's part of the messages.
-    void end_operand(messages& all, std::span<plan_block const> blocks, window const& memory,
-                     std::int64_t batch, region const& place) const {
+    void end_operand(messages& all, std::span<plan_block const> blocks, std::int64_t batch,
+                     region const& place) const {
         for (auto const& block : blocks)
-            if (target(memory, place, block.peer) == nullptr)
-                all.append(block.peer, static_cast<std::size_t>(batch * block.tokens * block.heads *
+            if (region_of(block.peer) == nullptr)
+                all.extend(block.peer, static_cast<std::size_t>(batch * block.tokens * block.heads *
                                                                 place.row_bytes));
     }
 
@@ -352,6 +362,7 @@ class exchange {
     std::vector<std::size_t> counts_;
     std::vector<sum_source> sources_;
     std::vector<late_source> late_sources_;
+    std::vector<std::byte*> parts_;  ///< of the operand that is being listed, by rank
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -5,8 +5,8 @@
 #include <ulysses/core/buffer.hpp>
 #include <ulysses/core/communicator.hpp>
 
+#include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -14,7 +14,7 @@
 /// and direction, in it the rows of every operand that moves, one operand behind the other.
 namespace ulysses::inline ULYSSES_ABI {
 
-/// Bytes of one peer's message.
+/// A place in one peer's message.
 struct message_place {
     int peer = 0;
     std::size_t offset = 0;
@@ -27,16 +27,19 @@ class message_buffer {
    public:
     using queue_type = typename Space::queue;
 
-    /// No message for any of `ranks` peers.
-    void clear(int ranks) {
-        bytes_.assign(static_cast<std::size_t>(ranks), 0);
+    explicit message_buffer(int ranks) : bytes_(static_cast<std::size_t>(ranks)) {}
+
+    /// No message for any peer.
+    void clear() {
+        std::fill(bytes_.begin(), bytes_.end(), std::size_t{0});
         total_ = 0;
     }
 
     /// Where the next operand's rows begin.
-    message_place end(int peer) const { return {peer, bytes_[static_cast<std::size_t>(peer)]}; }
+    message_place next(int peer) const { return {peer, bytes_[static_cast<std::size_t>(peer)]}; }
 
-    void append(int peer, std::size_t bytes) {
+    /// Ends an operand's rows, of so many bytes.
+    void extend(int peer, std::size_t bytes) {
         bytes_[static_cast<std::size_t>(peer)] += bytes;
         total_ += bytes;
     }

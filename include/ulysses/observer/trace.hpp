@@ -40,11 +40,11 @@ struct trace_event {
     std::size_t first_transfer = 0, transfers = 0;
 };
 
-/// Bytes that one span moved between this rank and another.
+/// Bytes that one span of this rank copied between its memory and another rank's.
 struct trace_transfer {
     int peer = 0;
-    std::size_t sent = 0;
-    std::size_t received = 0;
+    std::size_t written = 0;  ///< into its memory
+    std::size_t read = 0;     ///< from its memory
 };
 
 struct trace_options {
@@ -160,7 +160,7 @@ class trace_recorder {
         }
         anything_moved_ = true;
         auto& with = moving_[static_cast<std::size_t>(peer)];
-        (from == to ? kept_ : from == rank_ ? with.sent : with.received) += bytes;
+        (from == to ? kept_ : from == rank_ ? with.written : with.read) += bytes;
     }
 
     open_span begun(trace_event::kind what, std::uint8_t id, std::uint32_t layer) noexcept {
@@ -200,7 +200,7 @@ class trace_recorder {
         }
         if (anything_moved_)
             for (auto const& with : moving_)
-                if (with.sent + with.received > 0) keep(span.event, with);
+                if (with.written + with.read > 0) keep(span.event, with);
         forget_moves();
         span = {};
     }
@@ -213,7 +213,7 @@ class trace_recorder {
         ++event->transfers;
     }
     void forget_moves() noexcept {
-        for (auto& with : moving_) with.sent = with.received = 0;
+        for (auto& with : moving_) with.written = with.read = 0;
         kept_ = 0;
         anything_moved_ = false;
     }

@@ -100,7 +100,8 @@ class trace_writer {
                                event.what == trace_event::kind::call ? "\"call\"" : "\"step\"");
             put_event(text + ",\"args\":{" + arguments(of, event, event.finished && !open) + "}}");
         }
-        // Nothing is lost silently: each track says at its end what it lacks.
+        // Nothing is lost silently: a track says at its end what it lacks.
+        if (of.dropped() == 0) return;
         auto const end = of.events().empty() ? 0 : latest - origin;
         put_event(concat("{\"name\":\"", of.dropped(), " dropped\",\"ph\":\"i\",\"s\":\"t\",",
                          "\"cat\":\"recorder\",", track, ",\"ts\":", microseconds(end),
@@ -123,21 +124,21 @@ class trace_writer {
             text += concat(",\"pass\":\"", name(event.pass), "\",\"call\":", event.call);
         if (event.what == trace_event::kind::fence) return text;
         text += concat(",\"finished\":", finished);
-        std::size_t sent = 0, received = 0;
+        std::size_t written = 0, read = 0;
         std::string to, from;
         auto const add = [](std::string& list, int peer, std::size_t bytes) {
             if (bytes > 0) list += concat(list.empty() ? "" : ",", "\"", peer, "\":", bytes);
         };
         for (auto const& each : of.transfers(event)) {
-            sent += each.sent;
-            received += each.received;
-            add(to, each.peer, each.sent);
-            add(from, each.peer, each.received);
+            written += each.written;
+            read += each.read;
+            add(to, each.peer, each.written);
+            add(from, each.peer, each.read);
         }
-        if (sent + received + event.kept > 0)
-            text += concat(",\"bytes_sent\":", sent, ",\"bytes_received\":", received,
-                           ",\"bytes_kept\":", event.kept, ",\"sent_to\":{", to,
-                           "},\"received_from\":{", from, "}");
+        if (written + read + event.kept > 0)
+            text += concat(",\"bytes_written\":", written, ",\"bytes_read\":", read,
+                           ",\"bytes_kept\":", event.kept, ",\"written_to\":{", to,
+                           "},\"read_from\":{", from, "}");
         return text;
     }
 
@@ -161,8 +162,8 @@ class trace_writer {
 /// a rank, times from the first event of any. A call is a span (`cat` "call", named after its layer
 /// and kind) around the spans of its steps (`cat` "step") and its fences, which are moments. `args`
 /// hold the layer, the kind of call and its number on that rank, whether it finished, and the bytes
-/// that a step sent to and received from each rank. Each track ends in a moment that tells how much
-/// was dropped.
+/// that this rank copied in a step: written to and read from the memory of each other. A track from
+/// which something was dropped ends in a moment that tells how much.
 ///
 /// `recorders` is a range of them (a `std::deque`, as they cannot be moved), or each an argument.
 /// All must have used one clock, as threads of one process do. Whether the stream took it all is

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -100,7 +101,7 @@ class attention_pass {
         moving_.begin(seen);
         auto status = begin(moves, kind, dtype_of<T>);
         // Before windows grow: what a filled context holds must survive a refused call.
-        guarded(status, [&] {
+        guarded(status, name(kind), at, [&] {
             places = forward_regions::of<T>(moves);
             if (saved != nullptr) saved->expect_empty(ranks_, at);
         });
@@ -109,7 +110,7 @@ class attention_pass {
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         local_operands<T, Layout> local;
         attend_operands<T> operands;
-        guarded_on(status, [&] {
+        guarded_on(status, name(kind), at, [&] {
             prepare(local);
             workspace_.reserve(attend_workspace_bytes<T>(attention_, moves), queue());
             auto& lse = saved != nullptr && policy != keep::nothing ? saved->lse : lse_;
@@ -121,7 +122,7 @@ class attention_pass {
             moving_.send(queue());
         });
         publish(moves, status, 1);
-        guarded(status, [&] {
+        guarded(status, name(kind), at, [&] {
             if (exchanging(moves)) {
                 moving_.receive(queue());
                 seen.end(step_id::to_heads);
@@ -162,7 +163,7 @@ class attention_pass {
         forward_regions kept;
         moving_.begin(seen);
         auto status = begin(moves, kind, dtype_of<T>);
-        guarded(status, [&] {
+        guarded(status, name(kind), at, [&] {
             places = backward_regions::of<T>(moves);
             kept = forward_regions::of<T>(moves);
             saved.expect_filled(filling<T>(moves, whole), ranks_, at);
@@ -176,7 +177,7 @@ class attention_pass {
                 : windows{};
         local_operands<T, Layout> local;
         attend_operands<T> operands;
-        guarded_on(status, [&] {
+        guarded_on(status, name(kind), at, [&] {
             prepare(local);
             workspace_.reserve(attend_workspace_bytes<T>(attention_, moves), queue());
             operands.lse = lse_operand<T>(policy == keep::nothing ? lse_ : saved.lse, moves);
@@ -192,7 +193,7 @@ class attention_pass {
             moving_.send(queue());
         });
         publish(moves, status, 1);
-        guarded(status, [&] {
+        guarded(status, name(kind), at, [&] {
             if (exchanging(moves)) {
                 moving_.receive(queue());
                 seen.end(step_id::to_tokens);
@@ -288,8 +289,9 @@ class attention_pass {
 
     /// `guarded`, unless the call has failed already.
     template <class Body>
-    static void guarded_on(fence_status& status, Body const& body) {
-        if (status.code == errc::none) guarded(status, body);
+    static void guarded_on(fence_status& status, std::string_view call, where at,
+                           Body const& body) {
+        if (status.code == errc::none) guarded(status, call, at, body);
     }
 
     /// The call's first or second fence.

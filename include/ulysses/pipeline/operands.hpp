@@ -24,6 +24,24 @@ struct local_operands {
     tensor_view<T, Layout> dq, dk, dv;     // q's, k's, v's
 };
 
+/// `view_of_heads` of an operand of elements T. One that does not fit has been refused by a sentence
+/// and becomes an empty view, so that nothing follows from it.
+template <class T, class Layout, class X>
+auto heads_of(X const& x, std::string_view name, where at) {
+    if constexpr (requires { requires std::is_same_v<std::remove_cv_t<element_of_t<X>>, T>; })
+        return view_of_heads<Layout>(x, name, at);
+    else
+        return tensor_view<T, Layout>{};
+}
+/// `view_of_tokens`, likewise.
+template <class T, class X>
+auto tokens_of(X const& x, std::string_view name, where at) {
+    if constexpr (requires { requires std::is_same_v<std::remove_cv_t<element_of_t<X>>, T>; })
+        return view_of_tokens<sequence_local>(x, name, at);
+    else
+        return token_view<T>{};
+}
+
 /// A packed operand in memory that grows to hold it.
 template <class T, class Layout, class Space>
 tensor_view<T, Layout> packed_in(buffer<Space>& memory, extents4 const& extents,
@@ -64,9 +82,9 @@ template <class T, class Layout, class Q, class K, class V>
 void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::string_view call,
                  Q const& q, K const& k, V const& v, where at) {
     auto const& layer = moves.layer();
-    local.q = view_of_heads<Layout>(q, "q", at);
-    local.k = view_of_heads<Layout>(k, "k", at);
-    local.v = view_of_heads<Layout>(v, "v", at);
+    local.q = heads_of<T, Layout>(q, "q", at);
+    local.k = heads_of<T, Layout>(k, "k", at);
+    local.v = heads_of<T, Layout>(v, "v", at);
     check_operand(call, "q", local.q, query_extents<Layout>(moves, layer.head_dim), at);
     check_operand(call, "k", local.k, key_extents<Layout>(moves, layer.head_dim), at);
     check_operand(call, "v", local.v, key_extents<Layout>(moves, layer.value_dim), at);
@@ -77,10 +95,10 @@ void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO cons
                     DQ const& dq, DK const& dk, DV const& dv, where at) {
     auto const& layer = moves.layer();
     constexpr std::string_view call = "attend_backward";
-    local.dout = view_of_heads<Layout>(dout, "dout", at);
-    local.dq = view_of_heads<Layout>(dq, "dq", at);
-    local.dk = view_of_heads<Layout>(dk, "dk", at);
-    local.dv = view_of_heads<Layout>(dv, "dv", at);
+    local.dout = heads_of<T, Layout>(dout, "dout", at);
+    local.dq = heads_of<T, Layout>(dq, "dq", at);
+    local.dk = heads_of<T, Layout>(dk, "dk", at);
+    local.dv = heads_of<T, Layout>(dv, "dv", at);
     check_operand(call, "dout", local.dout, query_extents<Layout>(moves, layer.value_dim), at);
     check_output(call, "dq", local.dq, query_extents<Layout>(moves, layer.head_dim), at);
     check_output(call, "dk", local.dk, key_extents<Layout>(moves, layer.head_dim), at);
