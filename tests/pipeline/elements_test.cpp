@@ -43,6 +43,18 @@ TEST_CASE_TEMPLATE("elements: 16-bit storage lies within its roundoff of the ref
     }
 }
 
+TEST_CASE_TEMPLATE("elements: odd rows of 16 bits, whose gradients are summed in wider ones", T,
+                   uly::bf16, uly::half) {
+    // For the sanitizer of undefined behaviour: every row of a message lies on its element's size.
+    auto const p =
+        make_problem<T>(3, {.heads = 5, .kv_heads = 1, .head_dim = 3, .value_dim = 5}, 1, 9);
+    auto const deal = equal_shares(9, 3);
+    auto const reached = compute<builtin_attention>(p, deal, {}, builtin_attention{}, reach::all);
+    for (auto const way : {reach::none, reach::some})
+        CHECK(
+            same_bits(compute<builtin_attention>(p, deal, {}, builtin_attention{}, way), reached));
+}
+
 TEST_CASE("elements: one pipeline serves several element types, each as if alone") {
     auto const p = make_problem<float>(1, gqa, 1, 12);
     auto const wide = converted<double>(p);

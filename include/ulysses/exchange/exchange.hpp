@@ -127,6 +127,8 @@ class exchange {
     void send(queue_type queue) {
         out_.reserve(queue);
         in_.reserve(queue);
+        outgoing_.reserve(parts_.size());
+        incoming_.reserve(parts_.size());
         for (auto& each : packs_) {
             each.copy.to = out_.at(each.place);
             list(outward_, each.copy);

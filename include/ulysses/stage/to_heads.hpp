@@ -28,9 +28,10 @@ template <class Exchange, class T>
 void to_heads_backward(Exchange& moving, plan const& moves, typename Exchange::window const& outbox,
                        backward_regions const& places, token_view<T> const& dq,
                        token_view<T> const& dk, token_view<T> const& dv) {
-    moving.get(moves.query_moves(), outbox, places.dq, dq);
+    // Wider elements first: in a message, operands lie one behind the other without padding.
     moving.sum(moves.key_returns(), outbox, places.dk, dk);
     moving.sum(moves.key_returns(), outbox, places.dv, dv);
+    moving.get(moves.query_moves(), outbox, places.dq, dq);
 }
 
 /// Both refuse views of another layout.
