@@ -314,8 +314,7 @@ class pipeline {
     /// The plan of a collective call: a step that has none on this rank is an error on every rank.
     plan const& planned_by_all(sequence const& step, pass_kind kind, where at) {
         fence_status status;
-        guarded(
-            status, [&] { planned(step, at); }, name(kind), at);
+        guarded(status, name(kind), at, [&] { planned(step, at); });
         if (status.code != errc::none) pass_.refuse(status);
         return plan_;
     }

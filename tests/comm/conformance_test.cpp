@@ -8,6 +8,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,33 @@ TEST_CASE("threads::communicator is one where ranks reach no other, or some") {
             for (int r = 0; r < ranks; ++r) settings.hosts.push_back(r / on_a_host);
             uly::threads::run(ranks, body, settings);
         });
+}
+
+namespace {
+
+/// Groups that a silent rank breaks after `deadline`.
+auto ranks_of(std::chrono::milliseconds deadline) {
+    return [=](int ranks, auto const& body) {
+        uly::threads::run(ranks, body, {.deadline = deadline});
+    };
+}
+
+}  // namespace
+
+TEST_CASE("threads::communicator times a silent rank out") {
+    std::chrono::milliseconds const deadline(100);
+    conformance::check_silence(ranks_of(deadline), deadline, {2, 3});
+}
+
+TEST_CASE("conformance: a silent rank that is not timed out is missed") {
+    try {
+        conformance::check_silence(ranks_of(std::chrono::seconds(600)),
+                                   std::chrono::milliseconds(10));
+        FAIL("nothing was thrown");
+    } catch (std::exception const& e) {
+        CHECK(std::string(e.what()).find("conformance: a rank that is silent") !=
+              std::string::npos);
+    }
 }
 
 TEST_CASE("threads::communicator is one in threads of an engine's own") {
@@ -167,6 +196,78 @@ struct leaves_quietly : spoilt {
     using spoilt::spoilt;
     void leave(std::string_view) const { correct::leave("for no reason"); }
 };
+/// Lets a call that ranks make in different ways pass.
+template <class Body>
+void hide_disagreement(Body const& body) {
+    try {
+        body();
+    } catch (uly::disagreement const&) {}
+}
+struct gathers_unequal_parts : spoilt {
+    using spoilt::spoilt;
+    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all) const {
+        hide_disagreement([&] { correct::all_gather(mine, all); });
+    }
+};
+struct makes_unequal_windows : spoilt {
+    using spoilt::spoilt;
+    window_type make_window(std::size_t bytes) const {
+        window_type made;
+        hide_disagreement([&] { made = correct::make_window(bytes); });
+        return made;
+    }
+};
+struct shares_unequal_windows : spoilt {
+    using spoilt::spoilt;
+    window_type shared_window(uly::arena which, std::size_t bytes) const {
+        window_type made;
+        hide_disagreement([&] { made = correct::shared_window(which, bytes); });
+        return made;
+    }
+};
+struct reduces_unequal_counts : spoilt {
+    using spoilt::spoilt;
+    template <class T>
+    void all_reduce(std::span<T> values, uly::reduction op) const {
+        hide_disagreement([&] { correct::all_reduce(values, op); });
+    }
+};
+struct broadcasts_of_two_roots : spoilt {
+    using spoilt::spoilt;
+    void broadcast(std::span<std::byte> data, int root) const {
+        try {
+            correct::broadcast(data, root);
+        } catch (uly::disagreement const& e) {
+            if (std::string(e.what()).find("the same root") == std::string::npos) throw;
+        }
+    }
+};
+struct broadcasts_of_no_rank : spoilt {
+    using spoilt::spoilt;
+    void broadcast(std::span<std::byte> data, int root) const {
+        correct::broadcast(data, std::clamp(root, 0, size() - 1));
+    }
+};
+struct blames_itself : spoilt {  // for a root that is no rank
+    using spoilt::spoilt;
+    void broadcast(std::span<std::byte> data, int root) const {
+        try {
+            correct::broadcast(data, root);
+        } catch (uly::invalid_call const& e) {
+            uly::throw_error(e.code(), e.what(), rank());
+        }
+    }
+};
+struct fences_with_anything : spoilt {
+    using spoilt::spoilt;
+    void fence(uly::fence_status const& status) const {
+        try {
+            correct::fence(status);
+        } catch (uly::disagreement const& e) {
+            if (std::string(e.what()).find("same shapes") == std::string::npos) throw;
+        }
+    }
+};
 
 /// The rule that a spoilt communicator breaks.
 template <class Spoilt>
@@ -207,5 +308,13 @@ TEST_CASE("conformance: each rule is missed where it is broken") {
     expect_broken<sums_backwards>("all_reduce combines in rank order");
     expect_broken<splits_without_key>("split groups by color, ordered by key");
     expect_broken<swaps_messages>("a message arrives as it was sent");
+    expect_broken<gathers_unequal_parts>("a collective call with unequal sizes is a disagreement");
+    expect_broken<makes_unequal_windows>("a collective call with unequal sizes is a disagreement");
+    expect_broken<shares_unequal_windows>("a collective call with unequal sizes is a disagreement");
+    expect_broken<reduces_unequal_counts>("a collective call with unequal sizes is a disagreement");
+    expect_broken<broadcasts_of_two_roots>("a broadcast of two roots is a disagreement");
+    expect_broken<broadcasts_of_no_rank>("a root that is no rank is invalid_call on every rank");
+    expect_broken<blames_itself>("a root that is no rank is invalid_call on every rank");
+    expect_broken<fences_with_anything>("different collective calls are a disagreement");
     expect_broken<leaves_quietly>("a rank that leaves releases the others with peer_failed");
 }

@@ -481,6 +481,115 @@ void check_sequence_of_calls(Comm const& ranks) {
     ranks.fence({});
 }
 
+/// A collective call that one rank, the last, makes in another way than the others: the same error on
+/// every rank, which names that rank.
+template <class Comm, class Call>
+void expect_refused(Comm const& ranks, uly::errc code, std::string_view rule, Call const& call) {
+    auto const culprit = ranks.size() - 1;
+    auto const seen = outcome_of([&] { call(ranks.rank() == culprit); });
+    expect(seen.code == code && seen.rank == culprit, rule, seen.text);
+}
+
+/// One of the `disagreement_count` ways in which ranks may differ, each for a group of its own.
+constexpr int disagreement_count = 12;
+template <class Comm>
+void check_disagreement(Comm const& ranks, int which) {
+    using enum uly::errc;
+    constexpr std::string_view sizes = "a collective call with unequal sizes is a disagreement",
+                               roots = "a broadcast of two roots is a disagreement",
+                               no_rank = "a root that is no rank is invalid_call on every rank",
+                               mixed = "different collective calls are a disagreement";
+    auto const size = ranks.size();
+    std::vector<std::byte> memory(at(9 * size));
+    auto const bytes = [&](bool culprit) { return std::size_t{culprit ? 9u : 8u}; };
+    auto const part = [&](bool culprit) { return std::span(memory).first(bytes(culprit)); };
+    auto const gather = [&](bool culprit) {
+        if constexpr (uly::gathers<Comm>) {
+            std::vector<std::byte> all(bytes(culprit) * at(size));
+            ranks.all_gather(part(culprit), all);
+        }
+    };
+    auto const window = [&](bool culprit) {
+        if constexpr (uly::reaches_memory<Comm>) ranks.make_window(bytes(culprit));
+    };
+    auto const shared = [&](bool culprit) {
+        if constexpr (uly::reaches_memory<Comm>)
+            ranks.shared_window(uly::arena::outbox, bytes(culprit));
+    };
+    auto const reduce = [&](bool culprit) {
+        std::vector<float> values(bytes(culprit));
+        if constexpr (uly::reduces<Comm>)
+            ranks.all_reduce(std::span<float>(values), uly::reduction::sum);
+    };
+    auto const broadcast = [&](std::size_t count, int root) {
+        if constexpr (uly::gathers<Comm>) ranks.broadcast(std::span(memory).first(count), root);
+    };
+    auto const refused = [&](bool able, uly::errc code, std::string_view rule, auto const& call) {
+        if (able) expect_refused(ranks, code, rule, call);
+    };
+    constexpr bool gathers = uly::gathers<Comm>, reaches = uly::reaches_memory<Comm>,
+                   reduces = uly::reduces<Comm>;
+    switch (which) {
+        case 0: return refused(gathers, disagreement, sizes, gather);
+        case 1: return refused(reaches, disagreement, sizes, window);
+        case 2: return refused(reaches, disagreement, sizes, shared);
+        case 3: return refused(reduces, disagreement, sizes, reduce);
+        case 4:
+            return refused(gathers, disagreement, sizes,
+                           [&](bool culprit) { broadcast(bytes(culprit), 0); });
+        case 5:
+            return refused(gathers, disagreement, roots,
+                           [&](bool culprit) { broadcast(8, culprit ? 1 : 0); });
+        case 6:
+            return refused(gathers, invalid_call, no_rank,
+                           [&](bool culprit) { broadcast(8, culprit ? size : 0); });
+        case 7:
+            return refused(gathers, invalid_call, no_rank,
+                           [&](bool culprit) { broadcast(8, culprit ? -1 : 0); });
+        case 8:
+            return refused(gathers, disagreement, mixed, [&](bool culprit) {
+                if (culprit)
+                    ranks.fence({});
+                else
+                    gather(false);
+            });
+        case 9:
+            return refused(gathers, disagreement, mixed, [&](bool culprit) {
+                if (culprit)
+                    gather(false);
+                else
+                    ranks.fence({});
+            });
+        case 10:
+            return refused(reaches && reduces, disagreement, mixed,
+                           [&](bool culprit) { culprit ? window(false) : reduce(false); });
+        case 11:
+            return refused(gathers, disagreement, mixed, [&](bool culprit) {
+                if (culprit)
+                    broadcast(8, 0);
+                else
+                    gather(false);
+            });
+    }
+}
+
+/// The last rank does not come to `call`, in a group of that deadline.
+template <class Comm, class Call>
+void check_silent_rank(Comm const& ranks, std::string_view name, std::chrono::milliseconds deadline,
+                       Call const& call) {
+    auto const culprit = ranks.size() - 1;
+    if (ranks.rank() == culprit) std::this_thread::sleep_for(3 * deadline);
+    auto const seen = outcome_of([&] {
+        if (ranks.rank() != culprit) call(ranks);
+        ranks.fence({});
+    });
+    expect(seen.code == uly::errc::timed_out,
+           "a rank that is silent for longer than the deadline is timed_out on every rank",
+           uly::concat(name, ": ", seen.text));
+    expect(contains(seen.text, uly::concat(" ", culprit)), "timed_out names the silent rank",
+           uly::concat(name, ": ", seen.text));
+}
+
 /// A rank leaves while the others wait in `call`, or before they come to it.
 template <class Comm, class Call>
 void check_release(Comm const& ranks, std::string_view name, bool late, Call const& call) {
@@ -509,6 +618,48 @@ void check_release(Comm const& ranks, std::string_view name, bool late, Call con
 }
 
 }  // namespace detail
+
+namespace detail {
+
+/// Calls `with(name, call)` for each collective call that waits for all ranks.
+template <class With>
+void for_each_collective(With const& with) {
+    with("fence", [](auto const& ranks) { ranks.fence({}); });
+    with("make_window", []<class Comm>(Comm const& ranks) {
+        if constexpr (uly::reaches_memory<Comm>) ranks.make_window(8);
+    });
+    with("all_gather", []<class Comm>(Comm const& ranks) {
+        std::array<std::byte, 4> const part{};
+        std::vector<std::byte> all(4 * at(ranks.size()));
+        if constexpr (uly::gathers<Comm>) ranks.all_gather(part, all);
+    });
+    with("all_reduce", []<class Comm>(Comm const& ranks) {
+        std::array<double, 3> values{};
+        if constexpr (uly::reduces<Comm>)
+            ranks.all_reduce(std::span<double>(values), uly::reduction::sum);
+    });
+    with("split", []<class Comm>(Comm const& ranks) {
+        if constexpr (uly::splits<Comm>) ranks.split(0, 0);
+    });
+    with("wait", []<class Comm>(Comm const& ranks) {
+        if constexpr (uly::sends_messages<Comm>) check_messages(ranks, 100, 1);
+    });
+}
+
+}  // namespace detail
+
+/// For groups that have a deadline: a rank that is silent for longer. `make_ranks` as below, with
+/// groups of that `deadline`; the check takes three times as long for each collective call.
+template <class MakeRanks>
+void check_silence(MakeRanks const& make_ranks, std::chrono::milliseconds deadline,
+                   std::vector<int> const& sizes = {3}) {
+    for (auto const size : sizes)
+        detail::for_each_collective([&](std::string_view name, auto const& call) {
+            make_ranks(size, [&](auto const& ranks) {
+                detail::check_silent_rank(ranks, name, deadline, call);
+            });
+        });
+}
 
 /// Runs every rule that the capabilities of the handle ask for, each on groups of its own of each of
 /// `sizes`. `make_ranks(n, body)` runs `body(handle)` on n new ranks, waits for them and rethrows
@@ -540,6 +691,8 @@ void check_communicator(MakeRanks const& make_ranks,
         });
         make_ranks(size, [](auto const& ranks) { detail::check_sequence_of_calls(ranks); });
         if (size == 1) continue;
+        for (int which = 0; which < detail::disagreement_count; ++which)
+            make_ranks(size, [&](auto const& ranks) { detail::check_disagreement(ranks, which); });
         for (bool const late : {false, true}) {
             auto const release = [&](std::string_view name, auto const& call) {
                 make_ranks(size, [&]<class Comm>(Comm const& ranks) {
@@ -547,26 +700,7 @@ void check_communicator(MakeRanks const& make_ranks,
                         detail::check_release(ranks, name, late, call);
                 });
             };
-            release("fence", [](auto const& ranks) { ranks.fence({}); });
-            release("make_window", []<class Comm>(Comm const& ranks) {
-                if constexpr (uly::reaches_memory<Comm>) ranks.make_window(8);
-            });
-            release("all_gather", []<class Comm>(Comm const& ranks) {
-                std::array<std::byte, 4> const part{};
-                std::vector<std::byte> all(4 * detail::at(ranks.size()));
-                if constexpr (uly::gathers<Comm>) ranks.all_gather(part, all);
-            });
-            release("all_reduce", []<class Comm>(Comm const& ranks) {
-                std::array<double, 3> values{};
-                if constexpr (uly::reduces<Comm>)
-                    ranks.all_reduce(std::span<double>(values), uly::reduction::sum);
-            });
-            release("split", []<class Comm>(Comm const& ranks) {
-                if constexpr (uly::splits<Comm>) ranks.split(0, 0);
-            });
-            release("wait", []<class Comm>(Comm const& ranks) {
-                if constexpr (uly::sends_messages<Comm>) detail::check_messages(ranks, 100, 1);
-            });
+            detail::for_each_collective(release);
         }
     }
 }

@@ -53,7 +53,7 @@ ULYSSES_HD constexpr std::uint16_t float_to_half(float value) {
 }
 
 ULYSSES_HD constexpr float half_to_float(std::uint16_t bits) {
-    auto const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+    auto const sign = (bits & 0x8000u) << 16;
     auto const exponent = static_cast<std::uint32_t>(bits >> 10) & 0x1fu;
     auto const mantissa = static_cast<std::uint32_t>(bits) & 0x3ffu;
     if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));

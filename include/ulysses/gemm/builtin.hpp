@@ -122,9 +122,9 @@ void multiply(gemm_call<T> const& call, T const* a, T const* b, T* c) {
     using tile = gemm_tile<T>;
     constexpr auto rows = static_cast<std::int64_t>(tile::rows);
     constexpr auto columns = static_cast<std::int64_t>(tile::columns);
-    alignas(64) T panels[tile::depth * tile::width];
-    alignas(64) T left[tile::depth * rows];
-    alignas(64) T edge[rows * columns];
+    alignas(64) T panels[static_cast<std::size_t>(tile::depth * tile::width)];
+    alignas(64) T left[static_cast<std::size_t>(tile::depth * rows)];
+    alignas(64) T edge[static_cast<std::size_t>(rows * columns)];
     auto const k = call.alpha == T(0) ? 0 : call.k;
     for (std::int64_t n0 = 0; n0 < call.n; n0 += tile::width) {
         auto const width = std::min(tile::width, call.n - n0);
