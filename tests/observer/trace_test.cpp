@@ -325,3 +325,23 @@ TEST_CASE("trace: one name, one layer") {
     CHECK(events[0].layer == events[2].layer);
     CHECK(recorder.layer(events[1]) == "y");
 }
+
+TEST_CASE("trace: a call that an exception leaves is not finished, be it the last or not") {
+    uly::trace_recorder recorder(0, 1);
+    auto seen = recorder.observe("layer");
+    auto const failing = [&] {
+        uly::observed_call const call(seen, uly::pass_kind::attend);
+        throw std::runtime_error("wrong operand");
+    };
+    CHECK_THROWS(failing());
+    { uly::observed_call const call(seen, uly::pass_kind::attend); }
+    CHECK_THROWS(failing());
+    std::ostringstream file;
+    uly::write_trace(file, recorder);
+    auto const text = file.str();
+    std::vector<bool> finished;
+    for (auto at = text.find("\"finished\":"); at != std::string::npos;
+         at = text.find("\"finished\":", at + 1))
+        finished.push_back(text.compare(at + 11, 4, "true") == 0);
+    CHECK(finished == std::vector<bool>{false, true, false});
+}

@@ -120,7 +120,8 @@ operand<T, Order> view(X const& x, where at = where::here()) {
     }
     std::array<std::int64_t, 4> steps{};
     std::int64_t packed = 1;
-    for (auto axis = rank; axis-- > 0; packed *= sizes[axis])
+    for (auto axis = rank; axis-- > 0;
+         packed = ulysses::detail::wrapping_product(packed, sizes[axis]))
         steps[axis] = x.strides != nullptr ? x.strides[axis] : packed;
     if (empty) return {nullptr, sizes, {steps.data(), rank}};
 
@@ -128,6 +129,9 @@ operand<T, Order> view(X const& x, where at = where::here()) {
         raise(errc::invalid_tensor, at, "dlpack::view", "data must not be null", packed,
               " elements, byte offset ", x.byte_offset);
     auto const address = reinterpret_cast<std::uintptr_t>(x.data) + x.byte_offset;
+    if (address < x.byte_offset)
+        raise(errc::invalid_tensor, at, "dlpack::view", "data + byte_offset must be an address",
+              "byte offset ", x.byte_offset);
     if (address % alignof(T) != 0)
         raise(errc::invalid_tensor, at, "dlpack::view",
               "data + byte_offset must be aligned to the element", "byte offset ", x.byte_offset,

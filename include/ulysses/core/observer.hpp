@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string_view>
 
 namespace ulysses::inline ULYSSES_ABI {
@@ -66,7 +67,8 @@ struct no_observer {
     static constexpr void fence() noexcept {}
 };
 
-/// Tells an observer that wants to know of a call, from here to the end of the scope.
+/// Tells an observer that wants to know of a call, from here to the end of the scope. A call that fails
+/// begins and does not end.
 template <class Observer>
 class observed_call {
    public:
@@ -76,12 +78,14 @@ class observed_call {
     observed_call(observed_call const&) = delete;
     observed_call& operator=(observed_call const&) = delete;
     ~observed_call() {
-        if constexpr (observes_calls<Observer>) seen_.end(kind_);
+        if constexpr (observes_calls<Observer>)
+            if (std::uncaught_exceptions() == exceptions_) seen_.end(kind_);
     }
 
    private:
     Observer& seen_;
     pass_kind kind_;
+    int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

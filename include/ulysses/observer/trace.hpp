@@ -69,6 +69,10 @@ class trace_recorder {
         if (rank < 0 || rank >= ranks)
             raise(errc::invalid_call, at, "trace_recorder", "rank must lie in the group", "rank ",
                   rank, " of ", ranks);
+        if (capacity_ > (std::size_t{1} << 40) / static_cast<std::size_t>(ranks + 1))
+            raise(errc::invalid_call, at, "trace_recorder",
+                  "events of all ranks together must stay below 2^40", capacity_, " events, ",
+                  ranks, " ranks");
         events_.reserve(capacity_);
         // A call moves something in two of its steps, of at least three events.
         most_transfers_ = capacity_ * static_cast<std::size_t>(ranks + 1) / 2;
