@@ -19,7 +19,9 @@ import tally
 KITS = {"cblas.h", "mpi.h", "cuda.h", "cuda_runtime_api.h", "cuda_runtime.h", "cublas_v2.h", "cudnn.h",
         "cudnn_frontend.h", "nccl.h", "nccl_device.h", "dlpack/dlpack.h"}
 ABSENT = re.compile(r"fatal error: '?([^':\n]+)'?(?:: No such file| file not found)")
-WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow",
+            "-Wold-style-cast", "-Werror"]
+ONLY = {"g++": ["-Wuseless-cast"]}  # warnings that one compiler alone has
 UMBRELLA = "ulysses/ulysses.hpp"
 ODR = pathlib.Path(__file__).resolve().parent / "odr"
 
@@ -31,7 +33,7 @@ NAMELESS = re.compile(r"ULYSSES_ABI.*different kind")
 
 def alone(compiler, flags, text):
     """(whether it compiles alone, what the compiler said)"""
-    compiled, message = tally.compile([compiler, *WARNINGS, *flags, "-fsyntax-only", "-x", "c++", "-"], text + PROBE)
+    compiled, message = tally.compile([compiler, *WARNINGS, *ONLY.get(compiler, []), *flags, "-fsyntax-only", "-x", "c++", "-"], text + PROBE)
     if NAMELESS.search(message):
         message = "opens the namespace of the library before it includes ulysses/config/macros.hpp\n" + message
     return compiled, message
@@ -49,7 +51,7 @@ def link(compilers, flags, headers):
         for name, compiler, order, extra in units:
             everything = pathlib.Path(folder, f"{name}.hpp")
             everything.write_text("".join(f"#include <{header}>\n" for header in order))
-            runs.append(([compiler, *WARNINGS, *flags, *extra, f"-DUNIT={name}", "-include", everything, "-c",
+            runs.append(([compiler, *WARNINGS, *ONLY.get(compiler, []), *flags, *extra, f"-DUNIT={name}", "-include", everything, "-c",
                           ODR / "unit.cpp", "-o", f"{folder}/{name}.o"],))
         for (command,), (compiled, message) in zip(runs, tally.in_parallel(tally.compile, runs)):
             if not compiled:

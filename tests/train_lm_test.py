@@ -138,6 +138,9 @@ def main(program, text):
         wrong = check_trace(path, layers=1, ranks=3) if path.exists() else "no file"
         check(f"trace{'' if wrong is None else ': ' + wrong}", done.returncode == 0 and wrong is None and all(
             part in done.stdout for part in ["the last 2 steps on 3 ranks", str(path), "perfetto"]), done)
+        done = run([text, "--layers", "1", "--width", "24", "--heads", "6", "--tokens", "64", "--steps", "1", "--sample",
+                    "0", "--ranks", "1", "--trace", path])
+        check("trace of one step", "the last step on 1 rank" in done.stdout, done)
         for arguments, expected in ORDERS:
             given = given_to_program(folder, arguments.split())
             name = f"examples/run {arguments}"

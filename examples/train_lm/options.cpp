@@ -39,7 +39,8 @@ std::optional<options> parse(int argc, char** argv) {
     // Without a description, help shows no range.
     auto const count = CLI::Range(1, 1 << 20).description("");
     app.add_option("TEXT_FILE", given.text_file,
-                   "the text to learn, UTF-8; its last 5 % are held out")
+                   "the text to learn, UTF-8; its last 5 % are held out. examples/run takes one of "
+                   "its own when none is given")
         ->required();
     app.add_option("--ranks", given.ranks, "rank counts to train with, one after the other")
         ->delimiter(',')

@@ -2,6 +2,8 @@
 
 #include "report.hpp"
 
+#include "printable.hpp"
+
 #include <cmath>
 #include <cstdio>
 
@@ -90,13 +92,6 @@ void print_bytes(options const& given, std::vector<run_report> const& runs) {
 }
 
 /// Bytes that would not print as text become dots.
-std::string printable(std::string const& bytes) {
-    auto text = bytes;
-    for (auto& c : text)
-        if (static_cast<unsigned char>(c) < ' ' && c != '\n' && c != '\t') c = '.';
-    return text;
-}
-
 }  // namespace
 
 void print_head(options const& given, text const& source) {

@@ -51,9 +51,11 @@ class trace_file {
         ulysses::write_trace(file_, recorders_);
         file_.close();
         if (!file_) throw std::runtime_error("cannot write the trace file '" + path_ + "'");
-        std::printf("\ntrace    the last %lld steps on %zu ranks: %s, to be opened in "
-                    "ui.perfetto.dev\n",
-                    static_cast<long long>(traced_steps(given)), recorders_.size(), path_.c_str());
+        auto const steps = static_cast<long long>(traced_steps(given));
+        auto const last =
+            steps == 1 ? "the last step" : ulysses::concat("the last ", steps, " steps");
+        std::printf("\ntrace    %s on %zu ranks: %s, to be opened in ui.perfetto.dev\n",
+                    last.c_str(), recorders_.size(), path_.c_str());
     }
 
    private:
