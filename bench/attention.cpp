@@ -103,9 +103,7 @@ struct attention_problem {
                                                                        .value_dim = dim});
         workspace.resize(bytes + 64);
         auto const past = reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
-        return {.queries = tokens,
-                .keys = tokens,
-                .mask = ulysses::mask::causal,
+        return {.visible = {.mask = ulysses::mask::causal, .queries = tokens, .keys = tokens},
                 .scale = 1 / std::sqrt(static_cast<double>(dim)),
                 .workspace = std::span{workspace}.subspan(past == 0 ? 0 : 64 - past)};
     }

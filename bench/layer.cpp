@@ -82,8 +82,7 @@ struct bare_rank {
         project.project_in<float>(call, io.view(io.x), weights.view(), local(q), local(k),
                                   local(v));
         ulysses::attention_call where;
-        where.queries = where.keys = all_tokens;
-        where.mask = ulysses::mask::causal;
+        where.visible = {.mask = ulysses::mask::causal, .queries = all_tokens, .keys = all_tokens};
         where.scale = 0.125;
         where.workspace = workspace.reserve(attention::workspace_bytes<float>(
             {1, all_tokens, heads / ranks, all_tokens, heads / ranks, dim, dim}));

@@ -262,6 +262,7 @@ class pipeline {
             planned_ = false;
             plan_.rebuild(layer_, step, ranks().size(), ranks().rank(),
                           pass_.attention().row_multiple(), at);
+            check_step_features<Attention>(plan_, at);
             planned_hash_ = step.hash();
             planned_ = true;
         }

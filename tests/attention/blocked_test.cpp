@@ -40,8 +40,8 @@ TEST_CASE("blocked_attention: dk and dv are added to, and items of one head add 
     auto exact = converted<double>(whole);
     exact.forward(ulysses::reference_attention{});
     exact.backward(ulysses::reference_attention{});
-    auto low = item_of(whole, 0, 131, 131, order::padded);
-    auto high = item_of(whole, 131, 169, 300, order::padded);
+    auto low = item_of(whole, 0, 131, {0, 131}, order::padded);
+    auto high = item_of(whole, 131, 169, {0, 300}, order::padded);
     low.forward(attention), high.forward(attention);
     low.backward(attention), high.backward(attention);
     auto const bound = bounds_of(whole);

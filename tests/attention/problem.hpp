@@ -6,6 +6,8 @@
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/tensor_view.hpp>
 
+#include "../visibility.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -44,7 +46,7 @@ struct operand {
         }
         int64_t last = 1;
         for (std::size_t axis = 0; axis < 4; ++axis) last += (e[axis] - 1) * strides[axis];
-        memory.assign(at(last), value);
+        memory.assign(b * s * h * d == 0 ? 0 : at(last), value);
     }
 
     head_view<T> view() { return {memory.data(), extents, strides}; }
@@ -60,14 +62,18 @@ void for_each(head_view<T> const& view, F&& body) {
 }
 
 /// Sizes of a problem: the whole, of which an item holds query rows [begin, begin + rows) and keys
-/// [0, held).
+/// [held_begin, held_begin + held).
 struct sizes {
     int64_t batch = 1, tokens = 1, keys = 1, kv_heads = 1, group = 1, dim = 1, value_dim = 1;
     ulysses::mask mask = ulysses::mask::full;
-    int64_t begin = 0, rows = 1, held = 1;
+    ulysses::window window = {};
+    int64_t begin = 0, rows = 1, held = 1, held_begin = 0;
     double scale = 1;
     order layout = order::heads_first;
+    std::vector<ulysses::sample_keys> samples = {};
+    std::vector<int64_t> documents = {};
 
+    ulysses::visibility rule() const { return {mask, window, tokens, keys, samples, documents}; }
     int64_t heads() const { return kv_heads * group; }
     std::string text() const {
         std::string t = "B " + std::to_string(batch) + ", S " + std::to_string(tokens) + ", keys " +
@@ -76,7 +82,14 @@ struct sizes {
                         std::to_string(value_dim) + ", rows " + std::to_string(begin) + " + " +
                         std::to_string(rows) + ", held " + std::to_string(held) + ", layout " +
                         std::to_string(static_cast<int>(layout));
-        return t + (mask == ulysses::mask::causal ? ", causal" : ", full");
+        t += mask == ulysses::mask::causal ? ", causal" : ", full";
+        if (window != ulysses::window{})
+            t += ", window " + std::to_string(window.left) + " " + std::to_string(window.right);
+        for (auto const& own : samples)
+            t += ", sample of keys " + std::to_string(own.begin) + "-" + std::to_string(own.end) +
+                 " at " + std::to_string(own.position);
+        for (auto const first : documents) t += ", document at " + std::to_string(first);
+        return t;
     }
 };
 
@@ -92,9 +105,8 @@ struct problem {
         auto const misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
         auto const skip = misaligned == 0 ? 0 : 64 - misaligned;
         return {.query_begin = size.begin,
-                .queries = size.tokens,
-                .keys = size.keys,
-                .mask = size.mask,
+                .key_begin = size.held_begin,
+                .visible = size.rule(),
                 .scale = size.scale,
                 .workspace = std::span{memory}.subspan(skip)};
     }
@@ -163,13 +175,14 @@ problem<To> converted(problem<From> const& from) {
     return to;
 }
 
-/// Rows [begin, begin + rows) and keys [0, held) of a whole problem as an item of their own, in
-/// another layout.
+/// Rows [begin, begin + rows) and some keys of a whole problem as an item of their own, in another
+/// layout.
 template <class T>
-problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, int64_t held,
+problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, ulysses::key_range keys,
                    order layout) {
     auto size = whole.size;
-    size.begin = begin, size.rows = rows, size.held = held, size.layout = layout;
+    size.begin = begin, size.rows = rows, size.layout = layout;
+    size.held_begin = keys.begin, size.held = keys.size();
     std::mt19937_64 unused;
     auto part = random_problem<T>(unused, size);
     auto const copy = [](auto& x, auto const& y, int64_t first) {
@@ -180,7 +193,7 @@ problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, int64_t
     };
     auto const first = begin - whole.size.begin;
     copy(part.q, whole.q, first), copy(part.dout, whole.dout, first);
-    copy(part.k, whole.k, 0), copy(part.v, whole.v, 0);
+    copy(part.k, whole.k, keys.begin), copy(part.v, whole.v, keys.begin);
     return part;
 }
 
@@ -205,24 +218,28 @@ double largest_difference(operand<X> const& x, operand<Y> const& y) {
     auto const left = x.view();
     auto const right = y.view();
     for_each(left, [&](auto b, auto s, auto h, auto d) {
-        auto const difference = std::fabs(static_cast<double>(left(b, s, h, d)) -
-                                          static_cast<double>(right(b, s, h, d)));
+        auto const one = static_cast<double>(left(b, s, h, d));
+        auto const other = static_cast<double>(right(b, s, h, d));
+        auto const difference = one == other ? 0.0 : std::fabs(one - other);  // both may be -inf
         worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
     });
     return worst;
 }
 
-inline int64_t seen_by(sizes const& size, int64_t local_row) {
-    return size.mask == ulysses::mask::full ? size.keys
-                                            : std::min(size.begin + local_row + 1, size.keys);
+inline bool sees(sizes const& size, int64_t b, int64_t local_row, int64_t key) {
+    return ::sees(size.rule(), b, size.begin + local_row, key);
+}
+inline ulysses::key_range seen_by_rows(sizes const& size, int64_t begin, int64_t end) {
+    return ::seen_by_rows(size.rule(), size.batch, begin, end);
 }
 
-/// p_ij from its definition, in double.
+/// p_ij from its definition, in double, for the keys that are held.
 template <class T>
 std::vector<double> probabilities(problem<T> const& p, int64_t b, int64_t row, int64_t head) {
-    std::vector<double> e(at(seen_by(p.size, row)));
+    std::vector<double> e(at(p.size.held));
     double sum = 0;
     for (std::size_t j = 0; j < e.size(); ++j) {
+        if (!sees(p.size, b, row, p.size.held_begin + static_cast<int64_t>(j))) continue;
         double s = 0;
         for (int64_t d = 0; d < p.size.dim; ++d)
             s +=
@@ -230,7 +247,7 @@ std::vector<double> probabilities(problem<T> const& p, int64_t b, int64_t row, i
                 static_cast<double>(p.k.view()(b, static_cast<int64_t>(j), head / p.size.group, d));
         sum += e[j] = std::exp(p.size.scale * s);
     }
-    for (auto& x : e) x /= sum;
+    for (auto& x : e) x = sum == 0 ? 0 : x / sum;
     return e;
 }
 
@@ -258,10 +275,10 @@ bounds bounds_of(problem<T> const& p) {
                     weight[at((b * p.size.kv_heads + h / p.size.group) * p.size.held) + j] +=
                         row[j];
             }
-    auto const heaviest = *std::max_element(weight.begin(), weight.end());
+    auto const heaviest = weight.empty() ? 0 : *std::max_element(weight.begin(), weight.end());
     auto const terms = static_cast<double>(p.size.rows * p.size.group);
     auto const score = u * (d + 6) * scale * d;  // a score
-    auto const lse = score + u * (keys + std::log(keys) + scale * d + 8);
+    auto const lse = score + u * (keys + std::log(keys + 1) + scale * d + 8);
     auto const probability = 2 * score + lse + 8 * u;  // relative, of a probability
     auto const o = probability + u * (keys + 6) + w;
     auto const ds = dv * (u * (2 * dv + 4) + o) + 2 * dv * probability;  // relative to p_ij

@@ -64,8 +64,30 @@ inline sizes drawn_sizes(std::mt19937_64& random, ulysses::attention_features co
         auto const end = (s.begin + 1 + below(s.tokens - s.begin) + multiple - 1) / multiple;
         s.rows = std::min(end * multiple, s.tokens) - s.begin;
     }
-    s.held = seen_by(s, s.rows - 1);
-    if (features.row_range) s.held += below(s.keys - s.held + 1);
+    if (features.window && below(2) == 0)
+        s.window = {below(3) == 0 ? -1 : below(s.keys), below(3) == 0 ? -1 : below(s.keys)};
+    if (features.documents && s.tokens == s.keys && below(2) == 0)
+        for (int64_t b = 0; b < s.batch; ++b) {
+            ulysses::sample_keys own{0, s.keys, 0, static_cast<int64_t>(s.documents.size()), 0};
+            for (int64_t first = 0; first < s.keys; first += 1 + below(s.keys)) {
+                s.documents.push_back(first);
+                ++own.documents;
+            }
+            s.samples.push_back(own);
+        }
+    if (features.padding && below(2) == 0) {
+        s.samples.resize(at(s.batch), ulysses::sample_keys{0, s.keys, s.keys - s.tokens, 0, 0});
+        for (auto& own : s.samples) {
+            own.begin = below(4) == 0 ? below(s.keys + 1) : 0;
+            own.end = own.begin + below(s.keys - own.begin + 1);
+            if (own.documents == 0) own.position = below(s.keys + s.tokens) - s.tokens;
+        }
+    }
+    auto const seen = seen_by_rows(s, s.begin, s.begin + s.rows);
+    s.held_begin =
+        features.window || features.documents || features.padding ? below(seen.begin + 1) : 0;
+    s.held = seen.end - s.held_begin;
+    if (features.row_range) s.held += below(s.keys - s.held_begin - s.held + 1);
     s.scale = below(4) == 0 ? -0.3 : 1 / std::sqrt(static_cast<double>(s.dim));
     s.layout = static_cast<order>(below(4));
     return s;
@@ -236,9 +258,12 @@ void compare_with_reference(Attention const& attention, std::uint64_t seed) {
 
 /// Rows [begin, end) alone, over the keys they see or some more, have the bits they have in the
 /// whole; so do those of other layouts.
+/// What a mask is combined with.
+enum class edges { none, window, documents };
+
 template <class T, class Attention>
-void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts,
-                  ulysses::mask mask) {
+void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts, ulysses::mask mask,
+                  edges with = edges::none) {
     auto const tokens = cuts.back();
     std::mt19937_64 random{static_cast<std::uint64_t>(tokens)};
     sizes size{.batch = 2,
@@ -252,16 +277,26 @@ void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts,
                .rows = tokens,
                .held = tokens,
                .scale = 0.2};
+    if (with == edges::window) size.window = {tokens / 3, mask == ulysses::mask::full ? 5 : -1};
+    if (with == edges::documents) {
+        size.documents = {0, tokens / 4, tokens / 4 + 1, tokens / 2, 0, tokens / 3};
+        size.samples = {{0, tokens, 0, 0, 4}, {0, tokens, 0, 4, 2}};
+    }
     auto whole = random_problem<T>(random, size);
     run_guarded(attention, whole, accumulator_t<T>(0));
     constexpr std::string_view same =
         "a row has the same bits whichever cuts on row_multiple() it lies between";
     for (std::size_t c = 0; c + 1 < cuts.size(); ++c) {
         auto const begin = cuts[c], end = cuts[c + 1];
-        auto const needed = mask == ulysses::mask::full ? tokens : end;
+        auto const needed = seen_by_rows(size, begin, end);
+        // What is held begins at key 0 where no edge is further on.
+        auto const first = with == edges::none ? 0 : needed.begin;
         auto const layout = static_cast<order>(c % 4);
-        for (auto const held : {needed, std::min(needed + 5, tokens)}) {
-            auto part = item_of(whole, begin, end - begin, held, layout);
+        for (auto const more : {0, 5}) {
+            auto part = item_of(
+                whole, begin, end - begin,
+                {std::max<int64_t>(first - more, 0), std::min<int64_t>(needed.end + more, tokens)},
+                layout);
             run_guarded(attention, part, accumulator_t<T>(0));
             expect(same_rows(part.o, whole.o, begin) && same_rows(part.lse, whole.lse, begin) &&
                        same_rows(part.dq, whole.dq, begin),
@@ -269,7 +304,7 @@ void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts,
         }
     }
     for (auto const layout : {order::tokens_first, order::padded, order::batch_inner}) {
-        auto moved = item_of(whole, 0, tokens, tokens, layout);
+        auto moved = item_of(whole, 0, tokens, {0, tokens}, layout);
         run_guarded(attention, moved, accumulator_t<T>(0));
         expect(same_rows(moved.o, whole.o, 0) && same_rows(moved.lse, whole.lse, 0) &&
                    same_rows(moved.dq, whole.dq, 0) && same_rows(moved.dk, whole.dk, 0) &&
@@ -318,6 +353,9 @@ void check_attention(Attention const& attention, attention_options const& given 
             in::compare_cuts<T>(attention, cuts_on(multiple, tokens), mask);
         if (given.longest_cut > 3 * multiple + 59)
             in::compare_cuts<T>(attention, cuts_on(multiple, given.longest_cut), mask);
+        for (auto const with : {in::edges::window, in::edges::documents})
+            if (with == in::edges::window ? features.window : features.documents)
+                in::compare_cuts<T>(attention, cuts_on(multiple, 3 * multiple + 59), mask, with);
     }
 }
 

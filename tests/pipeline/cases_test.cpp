@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 using namespace pipeline_test;
@@ -69,6 +70,105 @@ TEST_CASE("case 8: fewer key-value heads than ranks") {
     check_as_one_rank(
         make_problem<float>(8, {.heads = 16, .kv_heads = 2, .head_dim = 4, .mask = causal}, 1, 32),
         equal_shares(32, 8));
+}
+
+TEST_CASE("case 12: a window of 6 over 16 tokens on 4 ranks") {
+    for (auto const mask : {uly::mask::full, causal})
+        check_as_one_rank(
+            make_problem<float>(12, {.heads = 4, .head_dim = 8, .mask = mask, .window = {6, 6}}, 1,
+                                16),
+            equal_shares(16, 4));
+    // Gated on the global length: a window longer than a rank's share, and than the sequence.
+    for (int64_t const left : {0, 5, 15, 100})
+        check_as_one_rank(
+            make_problem<float>(
+                12, {.heads = 3, .head_dim = 8, .mask = causal, .window = {.left = left}}, 2, 16),
+            equal_shares(16, 4));
+}
+
+TEST_CASE("case 14: packed documents do not see each other") {
+    auto p =
+        make_problem<float>(14, {.heads = 4, .kv_heads = 2, .head_dim = 8, .mask = causal}, 1, 8);
+    p.documents = {0, 3};
+    check_as_one_rank(p, equal_shares(8, 2));
+    auto changed = p;
+    for (int64_t s = 0; s < 3; ++s)
+        for (auto* x : {&changed.q, &changed.k, &changed.v})
+            for (int64_t h = 0; h < x->sizes[2]; ++h) (*x)(0, s, h, 1) += 0.5f;
+    auto const before = compute<builtin_attention>(p, equal_shares(8, 2));
+    auto const after = compute<builtin_attention>(changed, equal_shares(8, 2));
+    auto const row = static_cast<std::size_t>(p.layer.heads * p.layer.value_dim);
+    CHECK(std::memcmp(before.o.memory.data() + 3 * row, after.o.memory.data() + 3 * row,
+                      5 * row * sizeof(float)) == 0);
+    CHECK(std::memcmp(before.o.memory.data(), after.o.memory.data(), 3 * row * sizeof(float)) != 0);
+}
+
+TEST_CASE("case 15: documents of 7, 3 and 1 tokens on 2 ranks, without padding") {
+    for (auto const mask : {uly::mask::full, causal}) {
+        auto p = make_problem<float>(15, {.heads = 2, .head_dim = 8, .mask = mask}, 1, 11);
+        p.documents = {0, 7, 10, 11};
+        check_as_one_rank(p, equal_shares(11, 2));
+        // Each document has the bits that it has alone.
+        auto const packed = compute<builtin_attention>(p, equal_shares(11, 2));
+        int64_t const ends[] = {0, 7, 10, 11};
+        for (int d = 0; d < 3; ++d) {
+            auto alone = make_problem<float>(15, p.layer, 1, ends[d + 1] - ends[d]);
+            for (auto const& [to, from] :
+                 {std::pair{&alone.q, &p.q}, {&alone.k, &p.k}, {&alone.v, &p.v}})
+                for (int64_t s = 0; s < alone.tokens; ++s)
+                    for (int64_t h = 0; h < 2; ++h)
+                        for (int64_t i = 0; i < 8; ++i)
+                            (*to)(0, s, h, i) = (*from)(0, ends[d] + s, h, i);
+            auto const exact = compute_alone<uly::reference_attention>(converted<double>(alone));
+            auto const bound = bounds_of(p, 2);
+            double off = 0;
+            for (int64_t s = 0; s < alone.tokens; ++s)
+                for (int64_t h = 0; h < 2; ++h)
+                    for (int64_t i = 0; i < 8; ++i)
+                        off = std::max(
+                            off, std::fabs(static_cast<double>(packed.o(0, ends[d] + s, h, i)) -
+                                           exact.o(0, s, h, i)));
+            CHECK(off <= bound.o);
+        }
+    }
+}
+
+TEST_CASE("case 20: samples of other lengths, bidirectional, 7 keys on 4 ranks") {
+    auto p = make_problem<float>(20, {.heads = 4, .head_dim = 8}, 3, 7);
+    p.lengths = {7, 3, 0};
+    check_as_one_rank(p, equal_shares(7, 4));
+    // What is padding may hold anything finite.
+    auto changed = p;
+    for (int64_t s = 3; s < 7; ++s)
+        for (int64_t h = 0; h < 4; ++h) changed.k(1, s, h, 0) = changed.v(1, s, h, 0) = 1e30f;
+    CHECK(same_bits(compute<builtin_attention>(changed, equal_shares(7, 4)).o,
+                    compute<builtin_attention>(p, equal_shares(7, 4)).o));
+}
+
+TEST_CASE("queries that stand at the end of the keys, as in chunked prefill") {
+    // The last 5 of 12 queries alone have the rows that they have among all.
+    auto const whole =
+        make_problem<float>(17, {.heads = 4, .kv_heads = 2, .head_dim = 8, .mask = causal}, 2, 12);
+    auto part = make_problem<float>(17, whole.layer, 2, 5, 12);
+    part.k = whole.k;
+    part.v = whole.v;
+    for (int64_t b = 0; b < 2; ++b)
+        for (int64_t s = 0; s < 5; ++s)
+            for (int64_t h = 0; h < 4; ++h)
+                for (int64_t d = 0; d < 8; ++d) part.q(b, s, h, d) = whole.q(b, 7 + s, h, d);
+    auto const all = compute_alone<builtin_attention>(whole);
+    for (int ranks : {1, 2, 3, 8}) {
+        auto const some =
+            compute<builtin_attention>(part, equal_shares(5, ranks), equal_shares(12, ranks));
+        double off = 0;
+        for (int64_t b = 0; b < 2; ++b)
+            for (int64_t s = 0; s < 5; ++s)
+                for (int64_t h = 0; h < 4; ++h)
+                    for (int64_t d = 0; d < 8; ++d)
+                        off = std::max(off, std::fabs(static_cast<double>(some.o(b, s, h, d)) -
+                                                      all.o(b, 7 + s, h, d)));
+        CHECK(off <= 2 * bounds_of(whole, ranks).o);
+    }
 }
 
 TEST_CASE("case 16: dims of keys and values that differ") {

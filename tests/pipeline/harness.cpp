@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "../visibility.hpp"
 #include "six_steps.hpp"
 
 namespace pipeline_test {
@@ -20,7 +21,9 @@ template six_results<double> six_steps<double, ulysses::reference_attention, uly
 
 double largest_key_weight(problem<double> const& p) {
     auto const scale = ulysses::softmax_scale(p.layer);
-    auto const causal = p.layer.mask == ulysses::mask::causal;
+    auto const step =
+        p.step(equal_shares(p.tokens, 1), p.keys != p.tokens ? equal_shares(p.keys, 1) : orders{});
+    auto const rule = step.visible(p.layer);
     double largest = 0;
     std::vector<double> weight, row;
     for (int64_t b = 0; b < p.batch; ++b)
@@ -29,17 +32,21 @@ double largest_key_weight(problem<double> const& p) {
             weight.assign(static_cast<std::size_t>(p.keys), 0);
             for (auto h = g * group; h < (g + 1) * group; ++h)
                 for (int64_t i = 0; i < p.tokens; ++i) {
-                    auto const seen = causal ? i + 1 : p.keys;
                     double sum = 0;
                     row.clear();
-                    for (int64_t j = 0; j < seen; ++j) {
+                    for (int64_t j = 0; j < p.keys; ++j) {
+                        if (!sees(rule, b, i, j)) {
+                            row.push_back(0);
+                            continue;
+                        }
                         double s = 0;
                         for (int64_t d = 0; d < p.layer.head_dim; ++d)
                             s += p.q(b, i, h, d) * p.k(b, j, g, d);
                         row.push_back(std::exp(scale * s));
                         sum += row.back();
                     }
-                    for (std::size_t j = 0; j < row.size(); ++j) weight[j] += row[j] / sum;
+                    for (std::size_t j = 0; j < row.size(); ++j)
+                        weight[j] += sum == 0 ? 0 : row[j] / sum;
                 }
             for (auto const w : weight) largest = std::max(largest, w);
         }

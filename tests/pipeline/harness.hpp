@@ -64,8 +64,9 @@ double largest_difference(tensor<A> const& a, tensor<B> const& b) {
     if (a.sizes != b.sizes) return std::numeric_limits<double>::infinity();
     double largest = 0;
     for (std::size_t i = 0; i < a.memory.size(); ++i) {
-        auto const d =
-            std::fabs(static_cast<double>(a.memory[i]) - static_cast<double>(b.memory[i]));
+        auto const one = static_cast<double>(a.memory[i]);
+        auto const other = static_cast<double>(b.memory[i]);
+        auto const d = one == other ? 0.0 : std::fabs(one - other);  // both may be -inf
         if (!(d <= largest)) largest = std::isnan(d) ? std::numeric_limits<double>::infinity() : d;
     }
     return largest;
@@ -83,15 +84,24 @@ struct problem {
     ulysses::shape layer;  // completed
     int64_t batch = 1, tokens = 1, keys = 1;
     tensor<T> q, k, v, dout;
+    std::vector<int64_t> documents{}, lengths{}, positions{};  // what is packed
+
+    ulysses::sequence step(orders const& queries, orders const& keys_of = {}) const {
+        auto result = ulysses::sequence::of(batch, queries, keys_of);
+        result.pack({.documents = documents, .lengths = lengths, .query_positions = positions});
+        return result;
+    }
 
     ulysses::extents4 query_extents(int64_t dim) const { return {batch, tokens, layer.heads, dim}; }
     ulysses::extents4 key_extents(int64_t dim) const { return {batch, keys, layer.kv_heads, dim}; }
 
     std::string text() const {
-        return ulysses::concat("heads ", layer.heads, "/", layer.kv_heads, ", dims ",
-                               layer.head_dim, " and ", layer.value_dim, ", batch ", batch,
-                               ", tokens ", tokens, ", keys ", keys,
-                               layer.mask == ulysses::mask::causal ? ", causal" : ", full");
+        return ulysses::concat(
+            "heads ", layer.heads, "/", layer.kv_heads, ", dims ", layer.head_dim, " and ",
+            layer.value_dim, ", batch ", batch, ", tokens ", tokens, ", keys ", keys,
+            layer.mask == ulysses::mask::causal ? ", causal" : ", full", ", window ",
+            layer.window.left, " ", layer.window.right, ", ", documents.size(), " documents, ",
+            lengths.size(), " lengths, ", positions.size(), " positions");
     }
 };
 
@@ -129,7 +139,10 @@ problem<To> converted(problem<From> const& p) {
             converted<To>(p.q),
             converted<To>(p.k),
             converted<To>(p.v),
-            converted<To>(p.dout)};
+            converted<To>(p.dout),
+            p.documents,
+            p.lengths,
+            p.positions};
 }
 
 template <class T>
@@ -251,7 +264,7 @@ template <class Attention, class T>
 results<T> compute(problem<T> const& p, orders const& queries, orders const& keys = {},
                    Attention const& attention = {}, reach way = reach_under_test()) {
     results<T> whole(p);
-    auto const step = ulysses::sequence::of(p.batch, queries, keys);
+    auto const step = p.step(queries, keys);
     if constexpr (serial_alone<Attention, T>)
         if (step.ranks() == 1) {
             compute_rank(ulysses::serial{}, p, step, attention, whole);

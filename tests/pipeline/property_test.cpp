@@ -11,12 +11,13 @@ using namespace pipeline_test;
 namespace {
 
 /// True for the key-value heads whose query rows all lie on one rank.
-std::vector<bool> heads_of_one_rank(ulysses::shape const& layer, orders const& queries,
-                                    orders const& keys, int64_t batch) {
+template <class T>
+std::vector<bool> heads_of_one_rank(problem<T> const& p, orders const& queries,
+                                    orders const& keys) {
     ulysses::plan moves;
-    moves.rebuild(layer, ulysses::sequence::of(batch, queries, keys),
-                  static_cast<int>(queries.size()), 0, builtin_attention::row_multiple());
-    std::vector<int> users(static_cast<std::size_t>(layer.kv_heads));
+    moves.rebuild(p.layer, p.step(queries, keys), static_cast<int>(queries.size()), 0,
+                  builtin_attention::row_multiple());
+    std::vector<int> users(static_cast<std::size_t>(p.layer.kv_heads));
     for (int r = 0; r < moves.ranks(); ++r) {
         std::vector<bool> here(users.size());
         for (auto const& item : moves.items(r))
@@ -60,7 +61,7 @@ void compare_with_one_rank(problem<T> const& p, results<double> const& exact,
         CHECK(same_bits(many.o, one.o));
         CHECK(same_bits(many.lse, one.lse));
         CHECK(same_bits(many.dq, one.dq));
-        auto const whole = heads_of_one_rank(p.layer, queries, keys, p.batch);
+        auto const whole = heads_of_one_rank(p, queries, keys);
         CHECK(same_bits_of_heads(many.dk, one.dk, whole));
         CHECK(same_bits_of_heads(many.dv, one.dv, whole));
         CHECK(largest_difference(many.dk, exact.dk) <= bound.dk);
@@ -76,6 +77,20 @@ int64_t random_length(std::mt19937_64& random) {
         case 1: return 1 + below(random, 300);
         default: return 1 + below(random, 64);
     }
+}
+
+/// In a third of the problems documents, padding, or queries that stand elsewhere.
+void random_packing(std::mt19937_64& random, problem<float>& p) {
+    if (below(random, 3) != 0) return;
+    if (below(random, 2) == 0)
+        for (int64_t b = 0; b < p.batch; ++b) p.lengths.push_back(below(random, p.keys + 1));
+    if (below(random, 3) == 0)
+        for (int64_t b = 0; b < p.batch; ++b)
+            p.positions.push_back(below(random, p.keys + p.tokens) - p.tokens);
+    if (p.tokens == p.keys || !p.positions.empty())
+        for (int64_t first = below(random, p.keys); first <= p.batch * p.keys;
+             first += 1 + below(random, p.keys))
+            p.documents.push_back(first);
 }
 
 }  // namespace
@@ -102,8 +117,12 @@ TEST_CASE("property: o, lse and dq have the bits of one rank at any number of ra
         auto const tokens = random_length(random);
         auto const batch = 1 + below(random, tokens > 128 ? 1 : 3);
         auto const cross = layer.mask == ulysses::mask::full && below(random, 2) == 0;
-        auto const p =
-            make_problem<float>(seed, layer, batch, tokens, cross ? random_length(random) : tokens);
+        auto const keys = cross ? random_length(random) : tokens;
+        if (below(random, 3) == 0)
+            layer.window = {below(random, 3) == 0 ? -1 : below(random, keys),
+                            below(random, 3) == 0 ? -1 : below(random, keys)};
+        auto p = make_problem<float>(seed, layer, batch, tokens, keys);
+        random_packing(random, p);
         INFO(p.text());
         auto const exact = compute_alone<ulysses::reference_attention>(converted<double>(p));
         // 2, 3, 4 and 8 always; 1 as a group of one thread, 5, 6 and 7 in turn.

@@ -107,8 +107,18 @@ struct problem {
     int64_t batch = 1, row_multiple = 1;
     std::vector<runs> queries, keys;  ///< keys empty: the queries
     bool equal_shares = false;        ///< every rank holds as many tokens, of queries and of keys
+    std::vector<int64_t> documents, lengths, positions;  ///< what is packed
 
-    uly::sequence step() const { return uly::sequence::of(batch, queries, keys); }
+    uly::sequence step() const {
+        auto result = uly::sequence::of(batch, queries, keys);
+        result.pack({.documents = documents, .lengths = lengths, .query_positions = positions});
+        return result;
+    }
+    /// True when every row of a head sees every key, or every one before it.
+    bool plain() const {
+        return layer.window == uly::window{} && documents.empty() && lengths.empty() &&
+               positions.empty();
+    }
 
     std::string text() const {
         auto text =
@@ -127,9 +137,34 @@ struct problem {
         };
         add("queries", queries);
         if (!keys.empty()) add("keys", keys);
+        text += uly::concat(", window ", layer.window.left, " ", layer.window.right);
+        for (auto const& [name, list] : {std::pair{", documents", &documents},
+                                         {", lengths", &lengths},
+                                         {", positions", &positions}})
+            for (std::size_t i = 0; i < list->size(); ++i)
+                text += uly::concat(i == 0 ? name : "", " ", (*list)[i]);
         return text;
     }
 };
+
+/// In half of the problems a window, documents, padding, or queries that stand elsewhere.
+inline void random_rule(random_engine& random, problem& p) {
+    auto const step = p.step();
+    auto const tokens = step.queries().total(), keys = step.keys().total();
+    if (below(random, 4) == 0)
+        p.layer.window = {below(random, 3) == 0 ? -1 : below(random, keys),
+                          below(random, 3) == 0 ? -1 : below(random, keys)};
+    if (below(random, 4) != 0) return;
+    if (below(random, 2) == 0)
+        for (int64_t b = 0; b < p.batch; ++b) p.lengths.push_back(below(random, keys + 1));
+    if (below(random, 2) == 0)
+        for (int64_t b = 0; b < p.batch; ++b)
+            p.positions.push_back(below(random, keys + tokens) - tokens);
+    if (tokens == keys || !p.positions.empty())
+        for (int64_t first = below(random, keys); first <= p.batch * keys;
+             first += 1 + below(random, keys))
+            p.documents.push_back(first);
+}
 
 inline problem random_problem(std::uint64_t seed) {
     random_engine random{seed};
@@ -165,6 +200,7 @@ inline problem random_problem(std::uint64_t seed) {
                            [&](runs const& each) { return count(each) == count(orders[0]); });
     };
     p.equal_shares = counts_equal(p.queries) && counts_equal(p.keys);
+    random_rule(random, p);
     return p;
 }
 

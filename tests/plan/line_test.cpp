@@ -2,10 +2,12 @@
 
 #include <ulysses/plan/line.hpp>
 
+#include "../visibility.hpp"
 #include "cases.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -58,19 +60,36 @@ std::vector<int64_t> heads_of_ranks(int64_t heads, int ranks) {
 
 /// The first rule that a line breaks, or "".
 std::string fault_of(problem const& p) {
-    int64_t queries = 0, keys = 0;
-    for (auto const& each : p.queries)
-        for (auto const& run : each) queries += run.count;
-    for (auto const& each : p.keys)
-        for (auto const& run : each) keys += run.count;
-    if (p.keys.empty()) keys = queries;
-    uly::line const cuts(p.layer, queries, keys, p.ranks, p.row_multiple);
+    auto const step = p.step();
+    auto const rule = step.visible(p.layer);
+    auto const queries = rule.queries, samples = rule.uniform() ? 1 : p.batch;
+    std::vector<int64_t> memory;
+    uly::line const cuts(p.layer, rule, p.batch, p.ranks, p.row_multiple,
+                         rule.uniform() ? uly::row_weights(rule) : uly::row_weights(rule, memory));
 
-    auto const causal = p.layer.mask == uly::mask::causal;
-    auto const seen = [&](int64_t row) { return causal ? row + 1 : keys; };
+    // Work by counting each key of each row of each sample, and ranges by looking at each.
+    std::vector<int64_t> seen(at(queries));
+    for (int64_t b = 0; b < samples; ++b)
+        for (int64_t row = 0; row < queries; ++row) {
+            int64_t count = 0;
+            for (int64_t key = 0; key < rule.keys; ++key) {
+                auto const own = sees(rule, b, row, key);
+                auto const range = rule.keys_of(b, row);
+                if (own != (range.begin <= key && key < range.end))
+                    return uly::concat("row ", row, " of sample ", b, " sees keys ", range.begin,
+                                       " to ", range.end, ", which is wrong for key ", key);
+                count += own;
+            }
+            seen[at(row)] += std::max<int64_t>(count, 1);
+        }
     int64_t total = 0;
-    for (int64_t row = 0; row < queries; ++row) total += p.layer.heads * seen(row);
-    auto const longest = seen(queries - 1);
+    for (int64_t row = 0; row < queries; ++row) {
+        if (cuts.weight(row) * p.layer.heads != total)
+            return uly::concat("rows before ", row, " weigh ", cuts.weight(row), ", not ", total,
+                               " / ", p.layer.heads);
+        total += p.layer.heads * seen[at(row)];
+    }
+    auto const longest = *std::max_element(seen.begin(), seen.end());
     auto const group = p.layer.heads / p.layer.kv_heads;
 
     if (cuts.cut(0) != uly::line_cut{0, 0}) return "the first cut is not the start of the line";
@@ -81,7 +100,7 @@ std::string fault_of(problem const& p) {
         int64_t head = 0, row = 0, preceding = 0;
         for (int r = 1; r < p.ranks; ++r) {
             while (preceding * p.ranks < r * total) {
-                preceding += seen(row);
+                preceding += seen[at(row)];
                 if (++row == queries) row = 0, ++head;
             }
             auto const up = (row + p.row_multiple - 1) / p.row_multiple * p.row_multiple;
@@ -114,8 +133,8 @@ std::string fault_of(problem const& p) {
                 if (h / group != item.kv_begin + (h - item.head_begin) / ratio)
                     return uly::concat("rank ", r, " pairs head ", h,
                                        " with a wrong key-value head");
-            auto const last_key = causal ? item.row_end : keys;
-            if (item.key_begin != 0 || item.key_end != last_key)
+            auto const needed = seen_by_rows(rule, samples, item.row_begin, item.row_end);
+            if (item.key_begin != needed.begin || item.key_end != needed.end)
                 return uly::concat("rank ", r, " has keys ", item.key_begin, " to ", item.key_end);
             for (auto h = item.head_begin; h < item.head_end; ++h)
                 for (auto row = item.row_begin; row < item.row_end; ++row) {
@@ -124,7 +143,7 @@ std::string fault_of(problem const& p) {
                     mine = r;
                     if (h * queries + row != next++)
                         return uly::concat("head ", h, " row ", row, " is out of order");
-                    work += seen(row);
+                    work += seen[at(row)];
                 }
         }
         // From the definition: a cut overshoots its r/P by less than row_multiple rows and one row.

@@ -121,9 +121,9 @@ TEST_CASE("attend: the functor is called once for each work item and told where 
         CHECK(call.kv_head == golden[i].kv_head);
         CHECK(call.query_begin == 0);
         CHECK(call.key_begin == 0);
-        CHECK(call.queries == 9);
-        CHECK(call.keys == 9);
-        CHECK(call.mask == uly::mask::causal);
+        CHECK(call.visible.queries == 9);
+        CHECK(call.visible.keys == 9);
+        CHECK(call.visible.mask == uly::mask::causal);
         CHECK(call.scale == 0.25);
         CHECK(call.workspace.size() >= bytes);
         CHECK(q == uly::extents4{2, 9, golden[i].heads, 4});
@@ -153,7 +153,7 @@ TEST_CASE("attend: a cut head's rows are global, its keys reach as far as they s
         CHECK(seen[0].call.query_begin == (rank == 0 ? 0 : 6));
         CHECK(seen[0].q[1] == (rank == 0 ? 6 : 2));
         CHECK(seen[0].k[1] == (rank == 0 ? 6 : 8));
-        CHECK(seen[0].call.queries == 8);
+        CHECK(seen[0].call.visible.queries == 8);
         CHECK(seen[0].call.scale == 0.5);  // 1 / sqrt(head_dim)
     }
 }

@@ -51,13 +51,20 @@ class blocked_attention {
         std::same_as<space_type, host_space>,
         "ulysses: blocked_attention computes on the host; give it a GEMM whose space_type is "
         "host_space");
-    static constexpr attention_features features{
-        .causal = true, .full = true, .grouped = true, .value_dim = true, .row_range = true};
+    static constexpr attention_features features{.causal = true,
+                                                 .full = true,
+                                                 .grouped = true,
+                                                 .value_dim = true,
+                                                 .row_range = true,
+                                                 .window = true,
+                                                 .documents = true,
+                                                 .padding = true};
 
     static constexpr std::int64_t tile_rows = 256;  ///< query rows of a tile
     static constexpr std::int64_t tile_keys = 256;  ///< keys of a tile
     static constexpr std::int64_t band_rows =
         128;  ///< rows that share a product where the mask's edge is
+    static constexpr std::int64_t band_keys = 64;  ///< where such a product's keys may begin
 
     blocked_attention() = default;
     constexpr explicit blocked_attention(Gemm gemm) : gemm_(gemm) {}
@@ -87,8 +94,8 @@ class blocked_attention {
             for (std::int64_t h = 0; h < q.heads(); ++h)
                 for (auto row = call.query_begin; row < call.query_begin + q.tokens();) {
                     auto const tile =
-                        detail::tile_at(call, grid, row, call.query_begin + q.tokens());
-                    forward_tile<T>(call, tile, b, h, q, k, v, o, lse, space);
+                        detail::tile_at(call, grid, b, row, call.query_begin + q.tokens());
+                    forward_tile<T>(call, tile, h, q, k, v, o, lse, space);
                     row = tile.own_end;
                 }
     }
@@ -114,14 +121,14 @@ class blocked_attention {
             for (std::int64_t h = 0; h < extents.heads; ++h)
                 for (auto row = call.query_begin; row < call.query_begin + extents.rows;) {
                     auto const tile =
-                        detail::tile_at(call, grid, row, call.query_begin + extents.rows);
-                    backward_tile<T>(call, tile, b, h, views, space);
+                        detail::tile_at(call, grid, b, row, call.query_begin + extents.rows);
+                    backward_tile<T>(call, tile, h, views, space);
                     row = tile.own_end;
                 }
     }
 
    private:
-    static constexpr detail::attention_grid grid{tile_rows, tile_keys, band_rows};
+    static constexpr detail::attention_grid grid{tile_rows, tile_keys, band_rows, band_keys};
     static constexpr bool trimmed = Gemm::rows_independent;
 
     template <class A>
@@ -171,42 +178,44 @@ class blocked_attention {
 
     /// Q [R, D], K [C, D] -> S [R, C] -> P -> O += P V [R, Dv], over the keys that the tile sees.
     template <class T, class A>
-    void forward_tile(attention_call const& call, detail::row_tile const& tile, std::int64_t b,
-                      std::int64_t h, head_view<T const> const& q, head_view<T const> const& k,
+    void forward_tile(attention_call const& call, detail::row_tile const& tile, std::int64_t h,
+                      head_view<T const> const& q, head_view<T const> const& k,
                       head_view<T const> const& v, head_view<T> const& o, head_view<A> const& lse,
                       forward_space<A> const& space) const {
+        auto const b = tile.sample;
         auto const g = h / (q.heads() / k.heads());
         auto const dim = v.dim();
         auto const exponent = static_cast<A>(call.scale * std::numbers::log2e);
         auto const queries =
             detail::tile_operand<A>(q, b, h, call.query_begin, tile.begin, tile.end, space.q);
-        for (std::int64_t key = 0; key < tile.key_end; key += tile_keys) {
-            auto const end = std::min(key + tile_keys, tile.key_end);
-            auto const keys = detail::tile_operand<A>(k, b, g, 0, key, end, space.k);
-            auto const values = detail::tile_operand<A>(v, b, g, 0, key, end, space.v);
+        std::fill_n(space.out, tile.rows() * dim, A(0));
+        std::fill_n(space.sums, tile.rows() * lanes<A>, A(0));
+        std::fill_n(space.largest, tile.rows(), -std::numeric_limits<A>::infinity());
+        detail::for_each_key_tile(grid, tile, [&](std::int64_t key, std::int64_t end) {
+            auto const from = first_key(tile, key);
+            auto const keys = detail::tile_operand<A>(k, b, g, call.key_begin, from, end, space.k);
+            auto const values =
+                detail::tile_operand<A>(v, b, g, call.key_begin, from, end, space.v);
             detail::for_each_band(
-                call, grid, tile, key, trimmed, [&](detail::row_band const& band) {
+                call, grid, tile, key, end, trimmed, [&](detail::row_band const& band) {
                     auto const first = band.begin - tile.begin;
                     auto* const scores = space.scores + first * tile_keys;
                     auto* const out = space.out + first * dim;
-                    multiply<A>(band.rows(), band.keys, q.dim(), exponent,
-                                detail::rows_from(queries, first), detail::transposed(keys), A(0),
-                                scores, tile_keys);
-                    softmax_band(call, tile, band, key, space, dim);
-                    multiply<A>(band.rows(), dim, band.keys, A(1),
-                                {.data = scores, .stride = tile_keys}, values,
-                                key == 0 ? A(0) : A(1), out, dim);
+                    auto const offset = band.keys.begin - from;
+                    multiply<A>(band.rows(), band.keys.size(), q.dim(), exponent,
+                                detail::rows_from(queries, first),
+                                detail::transposed(detail::rows_from(keys, offset)), A(0), scores,
+                                tile_keys);
+                    softmax_band(call, tile, band, space, dim);
+                    multiply<A>(band.rows(), dim, band.keys.size(), A(1),
+                                {.data = scores, .stride = tile_keys},
+                                detail::rows_from(values, offset), A(1), out, dim);
                 });
-        }
+        });
         for (auto row = tile.own_begin; row < tile.own_end; ++row) {
             auto const i = row - tile.begin;
             auto* const to = o.row(b, row - call.query_begin, h);
             auto& lse_row = lse(b, row - call.query_begin, h, 0);
-            if (tile.key_end == 0) {
-                std::fill_n(to, dim, T(A(0)));
-                lse_row = -std::numeric_limits<A>::infinity();
-                continue;
-            }
             A sum = 0;
             for (std::int64_t l = 0; l < lanes<A>; ++l) sum += space.sums[i * lanes<A> + l];
             detail::scale_row<A>(to, space.out + i * dim, sum == A(0) ? A(0) : A(1) / sum, dim);
@@ -217,38 +226,43 @@ class blocked_attention {
     /// S -> P for the item's rows of a band; O is brought to the new maximum.
     template <class A>
     static void softmax_band(attention_call const& call, detail::row_tile const& tile,
-                             detail::row_band const& band, std::int64_t key,
-                             forward_space<A> const& space, std::int64_t dim) {
+                             detail::row_band const& band, forward_space<A> const& space,
+                             std::int64_t dim) {
         constexpr std::int64_t together = 8;  // 8 KiB of scores stay in the first-level cache
         for (auto from = band.own_begin; from < band.own_end; from += together) {
             auto const to = std::min(from + together, band.own_end);
             A now[together];
             for (auto row = from; row < to; ++row) {
                 auto const i = row - tile.begin;
-                if (key == 0) space.largest[i] = -std::numeric_limits<A>::infinity();
                 now[row - from] = detail::softmax_row_largest<A>(
-                    space.scores + i * tile_keys, detail::visible_keys(call, row, key, band.keys),
-                    band.keys, space.largest[i]);
+                    space.scores + i * tile_keys, detail::keys_in(call, tile, band, row),
+                    band.keys.size(), space.largest[i]);
             }
             for (auto row = from; row < to; ++row) {
                 auto const i = row - tile.begin;
                 auto const next = std::min(row + together, band.own_end - 1) - tile.begin;
                 detail::softmax_row_step<A>(
                     space.scores + i * tile_keys, space.scores + next * tile_keys,
-                    detail::visible_keys(call, row, key, band.keys), key == 0, space.largest[i],
-                    now[row - from], space.sums + i * lanes<A>, space.out + i * dim, dim);
+                    detail::keys_in(call, tile, band, row), space.largest[i], now[row - from],
+                    space.sums + i * lanes<A>, space.out + i * dim, dim);
                 space.largest[i] = now[row - from];
             }
         }
     }
 
+    /// Where the rows of a tile of keys are read from: what no row sees before is left out.
+    static constexpr std::int64_t first_key(detail::row_tile const& tile, std::int64_t key) {
+        return std::max(key, tile.keys.begin / band_keys * band_keys);
+    }
+
     /// S and dP [R, C] -> P and dS -> dV += P^T dO, dK += dS^T Q, dQ += dS K, over the keys that
     /// the tile sees.
     template <class T, class A>
-    void backward_tile(attention_call const& call, detail::row_tile const& tile, std::int64_t b,
-                       std::int64_t h, attention_backward_views<T> const& views,
+    void backward_tile(attention_call const& call, detail::row_tile const& tile, std::int64_t h,
+                       attention_backward_views<T> const& views,
                        backward_space<A> const& space) const {
         auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;
+        auto const b = tile.sample;
         auto const g = h / (q.heads() / k.heads());
         auto const item = call.query_begin;
         auto const queries = detail::tile_operand<A>(q, b, h, item, tile.begin, tile.end, space.q);
@@ -265,63 +279,75 @@ class blocked_attention {
         }
         auto const dk_head = views.dk.slice(0, b, 1).slice_heads(g, 1);
         auto const dv_head = views.dv.slice(0, b, 1).slice_heads(g, 1);
-        for (std::int64_t key = 0; key < tile.key_end; key += tile_keys) {
-            auto const end = std::min(key + tile_keys, tile.key_end);
-            auto const keys = detail::tile_operand<A>(k, b, g, 0, key, end, space.k);
-            auto const values = detail::tile_operand<A>(v, b, g, 0, key, end, space.v);
+        std::fill_n(space.dq, tile.rows() * q.dim(), A(0));
+        detail::for_each_key_tile(grid, tile, [&](std::int64_t key, std::int64_t end) {
+            auto const from = first_key(tile, key);
+            auto const keys = detail::tile_operand<A>(views.k, b, g, call.key_begin, from, end, space.k);
+            auto const values =
+                detail::tile_operand<A>(views.v, b, g, call.key_begin, from, end, space.v);
             detail::for_each_band(
-                call, grid, tile, key, trimmed, [&](detail::row_band const& band) {
+                call, grid, tile, key, end, trimmed, [&](detail::row_band const& band) {
                     auto const first = band.begin - tile.begin;
-                    backward_band<A>(call, tile, band, key, detail::rows_from(queries, first), keys,
-                                     values, detail::rows_from(douts, first), space, dk_head,
-                                     dv_head);
+                    auto const offset = band.keys.begin - from;
+                    backward_band<A>(call, tile, band, detail::rows_from(queries, first),
+                                     detail::rows_from(keys, offset),
+                                     detail::rows_from(values, offset),
+                                     detail::rows_from(douts, first), space, dk_head, dv_head);
                 });
-        }
-        for (auto row = tile.own_begin; row < tile.own_end; ++row) {
-            auto* const to = dq.row(b, row - item, h);
-            if (tile.key_end == 0)
-                std::fill_n(to, q.dim(), T(A(0)));
-            else
-                detail::scale_row<A>(to, space.dq + (row - tile.begin) * q.dim(), A(1), q.dim());
-        }
+        });
+        for (auto row = tile.own_begin; row < tile.own_end; ++row)
+            detail::scale_row<A>(dq.row(b, row - item, h), space.dq + (row - tile.begin) * q.dim(),
+                                 A(1), q.dim());
     }
 
     /// The five products of a band; dk and dv are one head's.
     template <class A>
     void backward_band(attention_call const& call, detail::row_tile const& tile,
-                       detail::row_band const& band, std::int64_t key, gemm_operand<A> const& q,
+                       detail::row_band const& band, gemm_operand<A> const& q,
                        gemm_operand<A> const& k, gemm_operand<A> const& v,
                        gemm_operand<A> const& dout, backward_space<A> const& space,
                        head_view<A> const& dk, head_view<A> const& dv) const {
         auto const first = band.begin - tile.begin;
-        auto const dim = dk.dim(), value_dim = dv.dim();
+        auto const dim = dk.dim(), value_dim = dv.dim(), keys = band.keys.size();
         auto const scale = static_cast<A>(call.scale);
         gemm_operand<A> const p{.data = space.p + first * tile_keys, .stride = tile_keys};
         gemm_operand<A> const ds{.data = space.ds + first * tile_keys, .stride = tile_keys};
-        multiply<A>(band.rows(), band.keys, dim, static_cast<A>(call.scale * std::numbers::log2e),
-                    q, detail::transposed(k), A(0), space.p + first * tile_keys, tile_keys);
-        multiply<A>(band.rows(), band.keys, value_dim, A(1), dout, detail::transposed(v), A(0),
+        multiply<A>(band.rows(), keys, dim, static_cast<A>(call.scale * std::numbers::log2e), q,
+                    detail::transposed(k), A(0), space.p + first * tile_keys, tile_keys);
+        multiply<A>(band.rows(), keys, value_dim, A(1), dout, detail::transposed(v), A(0),
                     space.ds + first * tile_keys, tile_keys);
         for (auto row = band.begin; row < band.end; ++row) {
             auto const i = row - tile.begin;
             auto* const p_row = space.p + i * tile_keys;
             auto* const ds_row = space.ds + i * tile_keys;
             if (row < band.own_begin || row >= band.own_end) {
-                std::fill_n(p_row, band.keys, A(0));
-                std::fill_n(ds_row, band.keys, A(0));
+                std::fill_n(p_row, keys, A(0));
+                std::fill_n(ds_row, keys, A(0));
                 continue;
             }
-            detail::softmax_row_backward<A>(p_row, ds_row,
-                                            detail::visible_keys(call, row, key, band.keys),
-                                            band.keys, space.lse[i], space.delta[i]);
+            detail::softmax_row_backward<A>(p_row, ds_row, detail::keys_in(call, tile, band, row),
+                                            keys, space.lse[i], space.delta[i]);
         }
-        auto const held = std::clamp<std::int64_t>(dk.tokens() - key, 0, band.keys);
-        multiply<A>(held, value_dim, band.rows(), A(1), detail::transposed(p), dout, A(1),
-                    dv.row(0, key, 0), dv.strides[1]);
-        multiply<A>(held, dim, band.rows(), scale, detail::transposed(ds), q, A(1),
-                    dk.row(0, key, 0), dk.strides[1]);
-        multiply<A>(band.rows(), dim, band.keys, scale, ds, k, key == 0 ? A(0) : A(1),
-                    space.dq + first * dim, dim);
+        // Of the band's keys those that the item holds; the others have probability 0.
+        key_range const held{
+            std::clamp(call.key_begin, band.keys.begin, band.keys.end),
+            std::clamp(call.key_begin + dk.tokens(), band.keys.begin, band.keys.end)};
+        if (held.size() > 0) {
+            auto const skipped = held.begin - band.keys.begin, row = held.begin - call.key_begin;
+            multiply<A>(held.size(), value_dim, band.rows(), A(1),
+                        detail::transposed(columns_from(p, skipped)), dout, A(1), dv.row(0, row, 0),
+                        dv.strides[1]);
+            multiply<A>(held.size(), dim, band.rows(), scale,
+                        detail::transposed(columns_from(ds, skipped)), q, A(1), dk.row(0, row, 0),
+                        dk.strides[1]);
+        }
+        multiply<A>(band.rows(), dim, keys, scale, ds, k, A(1), space.dq + first * dim, dim);
+    }
+
+    template <class A>
+    static gemm_operand<A> columns_from(gemm_operand<A> operand, std::int64_t first) {
+        operand.data += first;
+        return operand;
     }
 
     template <class A>

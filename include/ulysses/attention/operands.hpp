@@ -9,14 +9,8 @@
 #include <cstdint>
 #include <span>
 
-/// What host attention functors share: the checks of a call, the rows a mask lets a query see, and
-/// dealing out workspace.
+/// What host attention functors share: the checks of a call, and dealing out workspace.
 namespace ulysses::inline ULYSSES_ABI::detail {
-
-/// Number of keys global query row `row` sees: keys [0, visible_keys).
-constexpr std::int64_t visible_keys(attention_call const& call, std::int64_t row) {
-    return call.mask == mask::full ? call.keys : std::min(row + 1, call.keys);
-}
 
 inline attention_extents extents_of(extents4 const& q, extents4 const& k, extents4 const& v) {
     return {.batch = q[0],
@@ -62,13 +56,23 @@ void check_attention(attention_call const& call, Q const& q, K const& k, V const
         !has_contiguous_rows(o))
         refuse("rows must be contiguous", "strides of dim ", q.strides[3], ", ", k.strides[3], ", ",
                v.strides[3], ", ", o.strides[3]);
-    if (call.query_begin < 0 || call.query_begin + q.tokens() > call.queries)
+    if (call.query_begin < 0 || call.query_begin + q.tokens() > call.visible.queries)
         refuse("query rows must lie in the sequence", call.query_begin, " + ", q.tokens(), ", ",
-               call.queries);
-    auto const seen = visible_keys(call, call.query_begin + q.tokens() - 1);
-    if (call.key_begin != 0 || k.tokens() < seen || k.tokens() > call.keys)
-        refuse("keys must hold all that the rows see", "keys [", call.key_begin, ", ",
-               call.key_begin + k.tokens(), ") of ", call.keys, ", rows see [0, ", seen, ")");
+               call.visible.queries);
+    if (!call.visible.uniform() &&
+        call.visible.samples.size() != static_cast<std::size_t>(q.batch()))
+        refuse("what rows see must be said for each sample", call.visible.samples.size(),
+               " samples, batch ", q.batch());
+    for (std::int64_t b = 0; b < (call.visible.uniform() ? 1 : q.batch()); ++b) {
+        auto const seen =
+            call.visible.keys_of_rows(b, call.query_begin, call.query_begin + q.tokens());
+        if (call.key_begin < 0 || call.key_begin + k.tokens() > call.visible.keys ||
+            (seen.size() > 0 &&
+             (seen.begin < call.key_begin || seen.end > call.key_begin + k.tokens())))
+            refuse("keys must hold all that the rows see", "keys [", call.key_begin, ", ",
+                   call.key_begin + k.tokens(), ") of ", call.visible.keys, ", rows see [",
+                   seen.begin, ", ", seen.end, ")");
+    }
     if (call.workspace.size() < needed)
         raise(errc::invalid_call, where{}, "attention", "workspace must hold workspace_bytes()",
               call.workspace.size(), " bytes, needed are ", needed);

@@ -34,18 +34,24 @@ T rounded(double value) {
     return static_cast<T>(static_cast<accumulator_t<T>>(value));
 }
 
+/// The keys that a row of the view sees, counted from the view's first.
+inline key_range local_keys(attention_call const& call, std::int64_t b, std::int64_t i) {
+    auto const seen = call.visible.keys_of(b, call.query_begin + i);
+    return {seen.begin - call.key_begin, seen.end - call.key_begin};
+}
+
 /// p[j] = softmax over the keys a row sees; returns the log of its denominator.
 template <class T>
 double softmax_row(attention_call const& call, T const* q, head_view<T const> const& k,
-                   std::int64_t b, std::int64_t kv_head, std::int64_t seen, double* p) {
+                   std::int64_t b, std::int64_t kv_head, key_range seen, double* p) {
     auto largest = -std::numeric_limits<double>::infinity();
-    for (std::int64_t j = 0; j < seen; ++j) {
+    for (auto j = seen.begin; j < seen.end; ++j) {
         p[j] = call.scale * dot(q, k.row(b, j, kv_head), k.dim());
         largest = std::max(largest, p[j]);
     }
     double sum = 0;
-    for (std::int64_t j = 0; j < seen; ++j) sum += p[j] = std::exp(p[j] - largest);
-    for (std::int64_t j = 0; j < seen; ++j) p[j] /= sum;
+    for (auto j = seen.begin; j < seen.end; ++j) sum += p[j] = std::exp(p[j] - largest);
+    for (auto j = seen.begin; j < seen.end; ++j) p[j] /= sum;
     return largest + std::log(sum);
 }
 
@@ -58,8 +64,14 @@ double softmax_row(attention_call const& call, T const* q, head_view<T const> co
 /// doubles.
 struct reference_attention {
     using space_type = host_space;
-    static constexpr attention_features features{
-        .causal = true, .full = true, .grouped = true, .value_dim = true, .row_range = true};
+    static constexpr attention_features features{.causal = true,
+                                                 .full = true,
+                                                 .grouped = true,
+                                                 .value_dim = true,
+                                                 .row_range = true,
+                                                 .window = true,
+                                                 .documents = true,
+                                                 .padding = true};
 
     static constexpr std::int64_t row_multiple() { return 1; }
 
@@ -80,12 +92,12 @@ struct reference_attention {
             for (std::int64_t h = 0; h < q.heads(); ++h)
                 for (std::int64_t i = 0; i < q.tokens(); ++i) {
                     auto const g = h / (q.heads() / k.heads());
-                    auto const seen = detail::visible_keys(call, call.query_begin + i);
+                    auto const seen = detail::local_keys(call, b, i);
                     lse(b, i, h, 0) = static_cast<accumulator_t<T>>(
                         detail::softmax_row(call, q.row(b, i, h), k, b, g, seen, p));
                     for (std::int64_t d = 0; d < o.dim(); ++d) {
                         double sum = 0;
-                        for (std::int64_t j = 0; j < seen; ++j)
+                        for (auto j = seen.begin; j < seen.end; ++j)
                             sum += p[j] * static_cast<double>(v(b, j, g, d));
                         o(b, i, h, d) = detail::rounded<T>(sum);
                     }
@@ -126,17 +138,17 @@ struct reference_attention {
         auto* const p = delta + q.tokens();
         auto* const ds = p + k.tokens();
         for (std::int64_t i = 0; i < q.tokens(); ++i) {
-            auto const seen = detail::visible_keys(call, call.query_begin + i);
+            auto const seen = detail::local_keys(call, b, i);
             row_lse[i] = detail::softmax_row(call, q.row(b, i, h), k, b, g, seen, p);
             delta[i] = 0;
-            for (std::int64_t j = 0; j < seen; ++j) {
+            for (auto j = seen.begin; j < seen.end; ++j) {
                 ds[j] = detail::dot(dout.row(b, i, h), v.row(b, j, g), v.dim());
                 delta[i] += p[j] * ds[j];
             }
-            for (std::int64_t j = 0; j < seen; ++j) ds[j] = p[j] * (ds[j] - delta[i]);
+            for (auto j = seen.begin; j < seen.end; ++j) ds[j] = p[j] * (ds[j] - delta[i]);
             for (std::int64_t d = 0; d < q.dim(); ++d) {
                 double sum = 0;
-                for (std::int64_t j = 0; j < seen; ++j)
+                for (auto j = seen.begin; j < seen.end; ++j)
                     sum += ds[j] * static_cast<double>(k(b, j, g, d));
                 dq(b, i, h, d) = detail::rounded<T>(call.scale * sum);
             }
@@ -156,7 +168,8 @@ struct reference_attention {
         for (std::int64_t j = 0; j < k.tokens(); ++j) {
             std::fill(dk_row, dv_row + v.dim(), 0.0);
             for (std::int64_t i = 0; i < q.tokens(); ++i) {
-                if (j >= detail::visible_keys(call, call.query_begin + i)) continue;
+                auto const seen = detail::local_keys(call, b, i);
+                if (j < seen.begin || j >= seen.end) continue;
                 auto const s = call.scale * detail::dot(q.row(b, i, h), k.row(b, j, g), q.dim());
                 auto const p = std::exp(s - row_lse[i]);
                 auto const dp = detail::dot(dout.row(b, i, h), v.row(b, j, g), v.dim());

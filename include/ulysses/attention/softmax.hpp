@@ -3,6 +3,7 @@
 
 #include <ulysses/config/macros.hpp>
 #include <ulysses/core/pack.hpp>
+#include <ulysses/core/visibility.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -74,28 +75,40 @@ template <class T>
     return lane[0];
 }
 
-/// Masks the keys a row does not see: the rest of the last step -inf, what follows it 0, up to
-/// `count`. Returns the number of elements in whole steps.
+/// The part of a row's keys that is worked on: the keys it sees, [begin, end), widened to whole steps.
 template <class T>
-std::int64_t mask_row(T* scores, std::int64_t seen, std::int64_t count) {
+constexpr key_range whole_steps(key_range seen) {
     constexpr auto step = softmax_step<T>;
-    auto const padded = (seen + step - 1) / step * step;
-    std::fill(scores + seen, scores + padded, -std::numeric_limits<T>::infinity());
-    if (padded < count) std::fill(scores + padded, scores + count, T(0));
-    return padded;
+    if (seen.size() == 0) return {0, 0};
+    return {seen.begin / step * step, (seen.end + step - 1) / step * step};
+}
+
+/// Masks the keys a row does not see: in the steps that it has a part in with -inf, all others of
+/// `count` with 0. Returns the whole steps.
+template <class T>
+key_range mask_row(T* scores, key_range seen, std::int64_t count) {
+    auto const steps = whole_steps<T>(seen);
+    std::fill(scores, scores + steps.begin, T(0));
+    if (seen.size() > 0) {
+        constexpr auto hidden = -std::numeric_limits<T>::infinity();
+        std::fill(scores + steps.begin, scores + seen.begin, hidden);
+        std::fill(scores + seen.end, scores + steps.end, hidden);
+    }
+    if (steps.end < count) std::fill(scores + steps.end, scores + count, T(0));
+    return steps;
 }
 
 /// Masks a row of exponents and returns the largest of them and `before`. Rows are passed through
 /// this a few at a time, ahead of `softmax_row_step`, so that one row's reduction overlaps with
 /// another's work.
 template <class T>
-[[gnu::noinline]] ULYSSES_WIDE_VECTORS T softmax_row_largest(T* scores, std::int64_t seen,
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS T softmax_row_largest(T* scores, key_range seen,
                                                              std::int64_t count, T before) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
-    auto const padded = mask_row(scores, seen, count);
+    auto const steps = mask_row(scores, seen, count);
     auto const none = fill_pack(-std::numeric_limits<T>::infinity());
     pack<T> high[4] = {none, none, none, none};
-    for (std::int64_t j = 0; j < padded; j += 4 * width)
+    for (auto j = steps.begin; j < steps.end; j += 4 * width)
         for (int u = 0; u < 4; ++u) {
             auto const s = load_pack(scores + j + u * width);
             high[u] = s > high[u] ? s : high[u];
@@ -107,28 +120,24 @@ template <class T>
 
 /// Turns a masked row of exponents into probabilities relative to `now`, the largest so far, and
 /// adds them to `sums`, [lanes] parts of the denominator. What was summed relative to `before`, the
-/// parts and the `dim` elements of `out`, is brought to `now`; `first`: nothing was. `next` is a
-/// row to have in cache soon. *Source*: Milakov and Gimelshein, "Online normalizer calculation for
+/// parts and the `dim` elements of `out`, is brought to `now`; where `before` is -inf both are zero.
+/// `next` is a row to have in cache soon. *Source*: Milakov and Gimelshein, "Online normalizer calculation for
 /// softmax" (2018).
 template <class T>
-[[gnu::noinline]] ULYSSES_WIDE_VECTORS void
-softmax_row_step(T* scores, T const* next, std::int64_t seen, bool first, T before, T now, T* sums,
-                 T* out, std::int64_t dim) {
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS void softmax_row_step(T* scores, T const* next,
+                                                             key_range seen, T before, T now,
+                                                             T* sums, T* out, std::int64_t dim) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
-    constexpr auto step = softmax_step<T>;
-    auto const padded = (seen + step - 1) / step * step;
+    auto const steps = whole_steps<T>(seen);
     auto const base = fill_pack(now == -std::numeric_limits<T>::infinity() ? T(0) : now);
-    auto sum = pack<T>{};
-    if (!first) {
-        sum = load_pack(sums);
-        if (now > before) {
-            auto const factor = exp2_pack<T>(fill_pack(before) - base);
-            sum *= factor;
-            for (std::int64_t d = 0; d < dim; ++d) out[d] *= factor[0];
-        }
+    auto sum = load_pack(sums);
+    if (now > before && before != -std::numeric_limits<T>::infinity()) {
+        auto const factor = exp2_pack<T>(fill_pack(before) - base);
+        sum *= factor;
+        for (std::int64_t d = 0; d < dim; ++d) out[d] *= factor[0];
     }
     pack<T> part[4] = {};
-    for (std::int64_t j = 0; j < padded; j += 4 * width)
+    for (auto j = steps.begin; j < steps.end; j += 4 * width)
         for (int u = 0; u < 4; ++u) {
             auto const p = exp2_pack<T>(load_pack(scores + j + u * width) - base);
             part[u] += p;
@@ -143,17 +152,18 @@ softmax_row_step(T* scores, T const* next, std::int64_t seen, bool first, T befo
 /// is base 2.
 template <class T>
 [[gnu::noinline]] ULYSSES_WIDE_VECTORS void
-softmax_row_backward(T* scores, T* dp, std::int64_t seen, std::int64_t count, T lse, T delta) {
+softmax_row_backward(T* scores, T* dp, key_range seen, std::int64_t count, T lse, T delta) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
-    auto const padded = mask_row(scores, seen, count);
+    auto const steps = mask_row(scores, seen, count);
     auto const base = fill_pack(lse);
     auto const mean = fill_pack(delta);
-    for (std::int64_t j = 0; j < padded; j += width) {
+    std::fill(dp, dp + steps.begin, T(0));
+    for (auto j = steps.begin; j < steps.end; j += width) {
         auto const p = exp2_pack<T>(load_pack(scores + j) - base);
         store_pack<T>(scores + j, p);
         store_pack<T>(dp + j, p * (load_pack(dp + j) - mean));
     }
-    if (padded < count) std::fill(dp + padded, dp + count, T(0));
+    if (steps.end < count) std::fill(dp + steps.end, dp + count, T(0));
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI::detail

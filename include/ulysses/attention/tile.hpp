@@ -12,9 +12,9 @@
 
 /// The grid of blocked attention, and reading and writing the rows of its tiles.
 ///
-/// Queries lie in tiles from global row 0, keys in tiles from global key 0. Where the mask's edge
-/// runs through a tile of keys, the tile of queries falls into bands, each with as many keys as its
-/// last row sees. All of it follows from global coordinates, nothing from what an item holds.
+/// Queries lie in tiles from global row 0, keys in tiles from global key 0. Where an edge of what rows
+/// see runs through a tile of keys, the tile of queries falls into bands, each with the keys that its
+/// rows see together. All of it follows from global coordinates, nothing from what an item holds.
 namespace ulysses::inline ULYSSES_ABI::detail {
 
 /// Sizes of the grid.
@@ -22,48 +22,64 @@ struct attention_grid {
     std::int64_t rows;       ///< query rows of a tile
     std::int64_t keys;       ///< keys of a tile
     std::int64_t band_rows;  ///< rows of a band; divides `rows`
+    std::int64_t band_keys;  ///< a band's keys begin on a multiple of it; divides `keys`
 };
 
-/// Global query rows of one tile: on the grid, and those of them that the item owns.
+/// Global query rows of one tile of one sample: on the grid, and those of them that the item owns.
 struct row_tile {
+    std::int64_t sample;
     std::int64_t begin, end;
     std::int64_t own_begin, own_end;
-    std::int64_t key_end;  ///< end of the keys that the tile sees
+    key_range keys;  ///< that the tile sees
 
     std::int64_t rows() const { return end - begin; }
+    std::int64_t own_rows() const { return own_end - own_begin; }
 };
 
-/// Rows [begin, end) of a tile, computed over the first `keys` of a tile of keys. Rows outside
-/// [own_begin, own_end) are computed for the shape of the products only.
+/// Rows [begin, end) of a tile, computed over a range of global keys within a tile of keys. Rows
+/// outside [own_begin, own_end) are computed for the shape of the products only.
 struct row_band {
     std::int64_t begin, end;
     std::int64_t own_begin, own_end;
-    std::int64_t keys;
+    key_range keys;
 
     std::int64_t rows() const { return end - begin; }
 };
 
 /// The tile of global query row `row`, of which the item owns the rows from there to `item_end`.
-constexpr row_tile tile_at(attention_call const& call, attention_grid const& grid, std::int64_t row,
-                           std::int64_t item_end) {
+constexpr row_tile tile_at(attention_call const& call, attention_grid const& grid, std::int64_t b,
+                           std::int64_t row, std::int64_t item_end) {
     auto const begin = row / grid.rows * grid.rows;
-    auto const end = std::min(begin + grid.rows, call.queries);
-    return {begin, end, row, std::min(end, item_end), visible_keys(call, end - 1)};
+    auto const end = std::min(begin + grid.rows, call.visible.queries);
+    return {b, begin, end, row, std::min(end, item_end), call.visible.keys_of_rows(b, begin, end)};
 }
 
-/// Calls `body(band)` for the bands of `tile` that see keys of the tile of keys at `key` and hold
-/// rows of the item. `trimmed`: bands are cut to the item's rows.
+/// Calls `body(first, last)` for the tiles of keys that `tile` sees, on the grid; the last ends where
+/// its keys do.
+template <class Body>
+void for_each_key_tile(attention_grid const& grid, row_tile const& tile, Body&& body) {
+    for (auto key = tile.keys.begin / grid.keys * grid.keys;
+         key < tile.keys.end && tile.keys.size() > 0; key += grid.keys)
+        body(key, std::min(key + grid.keys, tile.keys.end));
+}
+
+/// Calls `body(band)` for the bands of `tile` that see keys of [key, key_end), a tile of keys, and
+/// hold rows of the item. `trimmed`: bands are cut to the item's rows.
 template <class Body>
 void for_each_band(attention_call const& call, attention_grid const& grid, row_tile const& tile,
-                   std::int64_t key, bool trimmed, Body&& body) {
-    auto const most = std::min(grid.keys, tile.key_end - key);
-    auto const step = visible_keys(call, tile.begin) - key >= most ? grid.rows : grid.band_rows;
+                   std::int64_t key, std::int64_t key_end, bool trimmed, Body&& body) {
+    auto const all_seen = call.visible.keys_of(tile.sample, tile.begin).end >= key_end &&
+                          call.visible.keys_of(tile.sample, tile.end - 1).begin <= key;
+    auto const step = all_seen ? grid.rows : grid.band_rows;
     for (auto begin = tile.begin; begin < tile.end; begin += step) {
         auto const end = std::min(begin + step, tile.end);
-        auto const keys = std::min(visible_keys(call, end - 1) - key, most);
         auto const own_begin = std::max(begin, tile.own_begin);
         auto const own_end = std::min(end, tile.own_end);
-        if (keys <= 0 || own_begin >= own_end) continue;
+        if (own_begin >= own_end) continue;
+        auto const seen = call.visible.keys_of_rows(tile.sample, begin, end);
+        key_range const keys{std::max(seen.begin, key) / grid.band_keys * grid.band_keys,
+                             std::min(seen.end, key_end)};
+        if (seen.size() == 0 || keys.size() <= 0) continue;
         if (trimmed)
             body(row_band{own_begin, own_end, own_begin, own_end, keys});
         else
@@ -71,10 +87,12 @@ void for_each_band(attention_call const& call, attention_grid const& grid, row_t
     }
 }
 
-/// Number of keys that global row `row` sees among `count` from `key` on.
-constexpr std::int64_t visible_keys(attention_call const& call, std::int64_t row, std::int64_t key,
-                                    std::int64_t count) {
-    return std::clamp<std::int64_t>(visible_keys(call, row) - key, 0, count);
+/// The keys of `band` that global row `row` sees, counted from the band's first.
+constexpr key_range keys_in(attention_call const& call, row_tile const& tile, row_band const& band,
+                            std::int64_t row) {
+    auto const seen = call.visible.keys_of(tile.sample, row);
+    auto const begin = std::clamp(seen.begin, band.keys.begin, band.keys.end);
+    return {begin - band.keys.begin, std::clamp(seen.end, begin, band.keys.end) - band.keys.begin};
 }
 
 /// The view's rows of global indices [from, to) as an operand: in place if it can be, else copied

@@ -4,6 +4,7 @@
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/tensor_view.hpp>
+#include <ulysses/core/visibility.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -17,15 +18,14 @@ namespace ulysses::inline ULYSSES_ABI {
 /// The functor is given query heads [query_head, query_head + q.heads()), all at one ratio to its
 /// key-value heads: local query head h reads local key-value head h / (q.heads() / k.heads()). Its
 /// query rows are global rows [query_begin, query_begin + q.tokens()), its keys are global rows
-/// [key_begin, key_begin + k.tokens()), which hold every key its rows may see.
+/// [key_begin, key_begin + k.tokens()), which hold every key its rows may see: row i of sample b those
+/// of `visible.keys_of(b, query_begin + i)`, which may be none.
 struct attention_call {
     std::int64_t query_head = 0;   ///< global index of the first query head
     std::int64_t kv_head = 0;      ///< global index of the first key-value head
     std::int64_t query_begin = 0;  ///< global index of the first query row
     std::int64_t key_begin = 0;    ///< global index of the first key row
-    std::int64_t queries = 0;      ///< global number of query rows, S
-    std::int64_t keys = 0;         ///< global number of key rows
-    ulysses::mask mask = ulysses::mask::full;
+    visibility visible{};          ///< which keys a global query row sees; global lengths
     double scale = 1.0;
     std::span<std::byte>
         workspace{};  ///< at least workspace_bytes(), aligned to 64, contents undefined
@@ -49,6 +49,9 @@ struct attention_features {
     bool grouped = false;    ///< fewer key-value heads than query heads
     bool value_dim = false;  ///< value_dim != head_dim
     bool row_range = false;  ///< part of a head's query rows, over a span of its keys
+    bool window = false;     ///< a sliding window
+    bool documents = false;  ///< several documents in a sample
+    bool padding = false;    ///< samples with keys that are not there, or rows at other positions
 };
 
 /// The views of one work item's backward pass.

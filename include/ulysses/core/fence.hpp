@@ -37,6 +37,8 @@ enum class term : std::uint8_t {
     head_dim,
     value_dim,
     mask,
+    window_left,
+    window_right,
     assignment,
     keep,
     scale,
@@ -48,7 +50,7 @@ enum class term : std::uint8_t {
     inbox,   ///< window that peers write: 0 the group's, else the call that made the context's
     outbox,  ///< window that peers read, likewise
 };
-inline constexpr std::size_t term_count = 17;
+inline constexpr std::size_t term_count = 19;
 
 constexpr std::string_view name(term which) {
     constexpr std::string_view names[term_count] = {"call",
@@ -58,6 +60,8 @@ constexpr std::string_view name(term which) {
                                                     "head_dim",
                                                     "value_dim",
                                                     "mask",
+                                                    "window.left",
+                                                    "window.right",
                                                     "assignment",
                                                     "keep",
                                                     "scale",

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/visibility.hpp>
 
 #include <bit>
 #include <cmath>
@@ -11,12 +12,6 @@
 
 /// The shape of one attention layer: what does not change from step to step.
 namespace ulysses::inline ULYSSES_ABI {
-
-/// Which keys a query row may see, on global indices.
-enum class mask : std::uint8_t {
-    full,    ///< every key
-    causal,  ///< keys at or before the row's own global index
-};
 
 /// How query rows are dealt to ranks.
 enum class assignment : std::uint8_t {
@@ -50,6 +45,7 @@ struct shape {
     std::int64_t head_dim = 0;   ///< dim of q and k, D
     std::int64_t value_dim = 0;  ///< dim of v and o, Dv; 0: head_dim
     ulysses::mask mask = ulysses::mask::full;
+    ulysses::window window = {};
     scale_factor scale = {};
     ulysses::assignment assignment = ulysses::assignment::balanced;
     ulysses::keep keep = ulysses::keep::exchanged;
@@ -81,6 +77,9 @@ constexpr std::string_view broken_rule(shape const& s) {
     if (s.kv_heads > 0 && s.heads % s.kv_heads != 0) return "kv_heads must divide heads";
     if (s.head_dim < 1 || s.head_dim >= limit) return "head_dim must lie in 1 .. 2^31 - 1";
     if (s.value_dim < 0 || s.value_dim >= limit) return "value_dim must lie in 0 .. 2^31 - 1";
+    if (s.window.left < -1 || s.window.left >= limit || s.window.right < -1 ||
+        s.window.right >= limit)
+        return "both sides of a window must lie in -1 .. 2^31 - 1";
     auto const scale = s.scale.value();
     if (!(scale >= -std::numeric_limits<double>::max() &&
           scale <= std::numeric_limits<double>::max()))
@@ -102,7 +101,8 @@ constexpr shape completed(shape s) {
 inline shape checked(shape const& s, where at = where::here()) {
     if (auto const rule = detail::broken_rule(s); !rule.empty())
         raise(errc::invalid_shape, at, "shape", rule, "heads ", s.heads, ", kv_heads ", s.kv_heads,
-              ", head_dim ", s.head_dim, ", value_dim ", s.value_dim, ", scale ", s.scale.value());
+              ", head_dim ", s.head_dim, ", value_dim ", s.value_dim, ", window ", s.window.left,
+              " and ", s.window.right, ", scale ", s.scale.value());
     return detail::completed(s);
 }
 

@@ -24,6 +24,14 @@ constexpr std::size_t bytes_of(dtype type) {
     return 0;
 }
 
+inline std::string text_of(window const& w) {
+    if (w == window{}) return {};
+    auto const side = [](std::int64_t keys) {
+        return keys < 0 ? std::string("all") : std::to_string(keys);
+    };
+    return concat(", window ", side(w.left), " left, ", side(w.right), " right");
+}
+
 /// The text behind `pipeline::describe`: one line a step, then the rank's items and its traffic.
 inline std::string describe(plan const& moves, std::string_view layout, dtype type,
                             bool exchanging) {
@@ -34,12 +42,15 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
                                      : "nothing moves: this rank holds its heads";
     auto const drain = exchanging ? "read from the ranks' outboxes in final layout"
                                   : "nothing moves: this rank holds its heads";
-    auto text = concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout,
-                       " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ",
-                       layer.kv_heads, " key-value; dim ", layer.head_dim, ", value dim ",
-                       layer.value_dim, "; ", layer.mask == mask::causal ? "causal" : "full", "\n",
-                       "  batch ", moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
-                       " keys; this rank's tokens: ", moves.own_queries(), "\n");
+    auto text =
+        concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout,
+               " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ", layer.kv_heads,
+               " key-value; dim ", layer.head_dim, ", value dim ", layer.value_dim, "; ",
+               layer.mask == mask::causal ? "causal" : "full", text_of(layer.window), "\n",
+               "  batch ", moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
+               " keys; this rank's tokens: ", moves.own_queries(), "\n");
+    if (auto const documents = moves.visible().documents.size(); documents > 0)
+        text += concat("  ", documents, " documents\n");
     auto const s = moves.own_queries(), t = moves.own_keys(), b = moves.batch();
     text += concat("  1 shard        [", b, ", ", s, ", C]\n");
     text += concat("  2 project_in   q [", b, ", ", s, ", ", layer.heads, ", ", layer.head_dim,

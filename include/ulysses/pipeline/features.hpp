@@ -4,7 +4,9 @@
 #include <ulysses/core/attention.hpp>
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/shape.hpp>
+#include <ulysses/plan/plan.hpp>
 
+#include <algorithm>
 #include <string_view>
 
 /// Does the attention functor have what the layer asks for: at compile time for a fixed shape, at
@@ -23,6 +25,8 @@ consteval bool fixed_shape_fits() {
                   "ulysses: the attention functor has no causal mask.");
     static_assert(has.full || layer.mask != mask::full,
                   "ulysses: the attention functor has no full (bidirectional) attention.");
+    static_assert(has.window || layer.window == window{},
+                  "ulysses: the attention functor has no sliding window.");
     static_assert(has.grouped || layer.kv_heads == layer.heads,
                   "ulysses: the attention functor has no grouped key-value heads.");
     static_assert(has.value_dim || layer.value_dim == layer.head_dim,
@@ -41,10 +45,32 @@ void check_features(shape const& layer, int ranks, where at) {
     };
     need(layer.mask == mask::causal, has.causal, "causal");
     need(layer.mask == mask::full, has.full, "full");
+    need(layer.window != window{}, has.window, "window");
     need(layer.kv_heads != layer.heads, has.grouped, "grouped");
     need(layer.value_dim != layer.head_dim, has.value_dim, "value_dim");
     need(layer.assignment == assignment::balanced && layer.heads % ranks != 0, has.row_range,
          "row_range (or use assignment::whole_heads)");
+}
+
+/// *Throws* `unsupported` naming what a step asks of a functor that has not got it.
+template <class Attention>
+void check_step_features(plan const& moves, where at) {
+    constexpr attention_features has = Attention::features;
+    auto const need = [&](bool asked, bool present, std::string_view feature) {
+        if (asked && !present)
+            raise(errc::unsupported, at, "pipeline",
+                  "the attention functor lacks a feature the step asks for", feature);
+    };
+    auto const& rule = moves.visible();
+    need(!rule.documents.empty(), has.documents, "documents");
+    need(std::any_of(rule.samples.begin(), rule.samples.end(),
+                     [&](sample_keys const& own) {
+                         return own.begin != 0 || own.end != rule.keys ||
+                                own.position != rule.keys - rule.queries;
+                     }),
+         has.padding, "padding");
+    need(rule.mask == mask::causal && rule.queries != rule.keys, has.padding,
+         "padding (a causal mask with queries that do not stand at the first keys)");
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI

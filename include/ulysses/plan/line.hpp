@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/shape.hpp>
+#include <ulysses/core/visibility.hpp>
+#include <ulysses/plan/weights.hpp>
 
 #include <algorithm>
 #include <array>
@@ -55,21 +57,33 @@ struct line_cut {
 
 class line {
    public:
-    /// `layer` is a completed shape; `queries` and `keys` are global lengths below 2^31, equal when
-    /// the mask is causal; ranks and row_multiple are at least 1.
+    /// `layer` is a completed shape; `queries` and `keys` are global lengths below 2^31; ranks and
+    /// row_multiple are at least 1.
     constexpr line(shape const& layer, std::int64_t queries, std::int64_t keys, int ranks,
                    std::int64_t row_multiple)
+        : line(layer, rule_of(layer, queries, keys), 1, ranks, row_multiple,
+               row_weights(rule_of(layer, queries, keys))) {}
+
+    /// With what a step brings; the rule's lists are used while this is.
+    constexpr line(shape const& layer, visibility const& rule, std::int64_t batch, int ranks,
+                   std::int64_t row_multiple, row_weights const& weights)
         : layer_(layer),
-          queries_(queries),
-          keys_(keys),
+          rule_(rule),
+          samples_(rule.uniform() ? 1 : batch),
+          queries_(rule.queries),
           ranks_(ranks),
           // No sequence is longer than 2^31 rows: beyond that nothing is ever cut.
-          row_multiple_(std::min(row_multiple, std::int64_t{1} << 31)) {}
+          row_multiple_(std::min(row_multiple, std::int64_t{1} << 31)),
+          weights_(weights) {}
+
+    /// What a layer without documents and padding lets its rows see.
+    static constexpr visibility rule_of(shape const& layer, std::int64_t queries,
+                                        std::int64_t keys) {
+        return {.mask = layer.mask, .window = layer.window, .queries = queries, .keys = keys};
+    }
 
     /// Keys seen by rows [0, row) of one head, together. At least 1 a row; below 2^62.
-    constexpr std::int64_t weight(std::int64_t row) const {
-        return layer_.mask == mask::causal ? row * (row + 1) / 2 : row * keys_;
-    }
+    constexpr std::int64_t weight(std::int64_t row) const { return weights_.before(row); }
 
     /// Where rank `r`'s share begins; r = ranks is the end of the line.
     constexpr line_cut cut(int r) const {
@@ -85,9 +99,17 @@ class line {
         return row < queries_ ? line_cut{head, row} : line_cut{head + 1, 0};
     }
 
-    /// The keys that rows [begin, end) may see.
-    constexpr std::array<std::int64_t, 2> key_span(std::int64_t, std::int64_t end) const {
-        return {0, layer_.mask == mask::causal ? std::min(end, keys_) : keys_};
+    /// The keys that rows [begin, end) may see, in any sample.
+    constexpr key_range key_span(std::int64_t begin, std::int64_t end) const {
+        key_range all;
+        for (std::int64_t b = 0; b < samples_; ++b) {
+            auto const own = rule_.keys_of_rows(b, begin, end);
+            if (own.size() == 0) continue;
+            all = all.size() == 0
+                      ? own
+                      : key_range{std::min(all.begin, own.begin), std::max(all.end, own.end)};
+        }
+        return all;
     }
 
     constexpr work_items items(int r) const {
@@ -121,14 +143,8 @@ class line {
                              std::int64_t row_end) const {
         auto const group = layer_.heads / layer_.kv_heads;
         auto const span = key_span(row_begin, row_end);
-        return {head_begin,
-                head_end,
-                head_begin / group,
-                (head_end - 1) / group + 1,
-                row_begin,
-                row_end,
-                span[0],
-                span[1]};
+        return {head_begin, head_end, head_begin / group, (head_end - 1) / group + 1,
+                row_begin,  row_end,  span.begin,         span.end};
     }
 
     constexpr std::int64_t first_row_reaching(std::int64_t target) const {
@@ -148,9 +164,11 @@ class line {
     }
 
     shape layer_;
-    std::int64_t queries_, keys_;
+    visibility rule_;
+    std::int64_t samples_, queries_;
     int ranks_;
     std::int64_t row_multiple_;
+    row_weights weights_;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

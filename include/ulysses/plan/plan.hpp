@@ -28,17 +28,13 @@ namespace ulysses::inline ULYSSES_ABI {
 class plan {
    public:
     /// Makes this the plan of `rank` in a group of `ranks`; allocates only when it outgrows the
-    /// largest so far. *Throws* `invalid_sequence` when `step` names another number of ranks, or a
-    /// causal mask has queries and keys of different lengths. *Complexity*: O(P (items + runs) +
+    /// largest so far. *Throws* `invalid_sequence` when `step` names another number of ranks. *Complexity*: O(P (items + runs) +
     /// own blocks).
     void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
                  std::int64_t row_multiple, where at = where::here()) {
         if (step.ranks() != ranks)
             raise(errc::invalid_sequence, at, "plan", "the sequence must name the group's ranks",
                   "sequence of ", step.ranks(), " ranks, group of ", ranks);
-        if (layer.mask == mask::causal && step.queries().total() != step.keys().total())
-            raise(errc::invalid_sequence, at, "plan", "a causal mask needs as many keys as queries",
-                  step.queries().total(), " queries, ", step.keys().total(), " keys");
         if (row_multiple < 1)
             raise(errc::unsupported, at, "plan",
                   "an attention functor's row_multiple is at least 1", row_multiple);
@@ -59,7 +55,13 @@ class plan {
         own_keys_ = step.keys().count(rank);
         holds_all_in_order_ = in_order(step.queries()) && in_order(step.keys());
         hash_ = combined_hash(step);
-        deal(line(layer, queries_, keys_, ranks, row_multiple));
+        rule_ = step.visible(layer);
+        samples_.assign(rule_.samples.begin(), rule_.samples.end());
+        documents_.assign(rule_.documents.begin(), rule_.documents.end());
+        rule_.samples = samples_;
+        rule_.documents = documents_;
+        deal(line(layer, rule_, batch_, ranks, row_multiple,
+                  rule_.uniform() ? row_weights(rule_) : row_weights(rule_, document_weights_)));
         list_blocks(step);
         list_sums(step);
         count_rows();
@@ -77,6 +79,8 @@ class plan {
     /// True when this rank's local tokens are the whole sequence in global order.
     bool holds_all_in_order() const { return holds_all_in_order_; }
     std::int64_t row_multiple() const { return row_multiple_; }
+    /// Which keys each query row sees; valid as long as this plan is.
+    visibility const& visible() const { return rule_; }
     std::uint64_t hash() const { return hash_; }
 
     work_items const& items(int rank) const {
@@ -113,9 +117,9 @@ class plan {
         auto hash = step.hash();
         for (auto const word :
              {layer_.heads, layer_.kv_heads, layer_.head_dim, layer_.value_dim,
-              static_cast<std::int64_t>(layer_.mask), static_cast<std::int64_t>(layer_.assignment),
-              static_cast<std::int64_t>(layer_.keep), static_cast<std::int64_t>(layer_.scale.bits),
-              row_multiple_}) {
+              static_cast<std::int64_t>(layer_.mask), layer_.window.left, layer_.window.right,
+              static_cast<std::int64_t>(layer_.assignment), static_cast<std::int64_t>(layer_.keep),
+              static_cast<std::int64_t>(layer_.scale.bits), row_multiple_}) {
             hash = (hash ^ static_cast<std::uint64_t>(word)) * 1099511628211u;
             hash ^= hash >> 32;
         }
@@ -185,10 +189,13 @@ class plan {
         std::int64_t first = 0;
         for (auto head = share.kv_begin; head < share.kv_end;) {
             auto const end = share.same_keys_end(head);
-            auto const span = share.keys_of(head);
-            first += list_span(list, runs, span,
-                               {peer, head, end - head, key_row(share, head, span.begin), strides},
-                               first);
+            auto const group = static_cast<std::ptrdiff_t>(list.size());
+            for (auto const span : share.keys_of(head))
+                first += list_span(
+                    list, runs, span,
+                    {peer, head, end - head, key_row(share, head, span.begin), strides}, first);
+            std::sort(list.begin() + group, list.end(),
+                      [](auto const& a, auto const& b) { return a.token < b.token; });
             head = end;
         }
     }
@@ -292,27 +299,26 @@ class plan {
 
     void list_sums_of(sequence const& step, std::int64_t head, std::int64_t end) {
         edges_.assign({0, keys_});
-        for (auto const user : users_) {
-            auto const span = shares_[static_cast<std::size_t>(user)].keys_of(head);
-            edges_.push_back(span.begin);
-            edges_.push_back(span.end);
-        }
+        for (auto const user : users_)
+            for (auto const span : shares_[static_cast<std::size_t>(user)].keys_of(head)) {
+                edges_.push_back(span.begin);
+                edges_.push_back(span.end);
+            }
         std::sort(edges_.begin(), edges_.end());
         for (std::size_t e = 0; e + 1 < edges_.size(); ++e) {
             token_span const rows{edges_[e], edges_[e + 1]};
             if (rows.begin == rows.end) continue;
-            for_tokens(step.keys().runs(rank_), rows,
-                       [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
-                           std::int64_t stride) {
-                           auto const first = sources_.size();
-                           for (auto const user : users_) {
-                               auto const span =
-                                   shares_[static_cast<std::size_t>(user)].keys_of(head);
-                               if (span.begin <= rows.begin && rows.end <= span.end)
-                                   sources_.push_back(source_of(user, head, token, global));
-                           }
-                           add_return(token, tokens, head, end - head, first, stride);
-                       });
+            for_tokens(
+                step.keys().runs(rank_), rows,
+                [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
+                    std::int64_t stride) {
+                    auto const first = sources_.size();
+                    for (auto const user : users_) {
+                        if (shares_[static_cast<std::size_t>(user)].keys_of(head).covers(rows))
+                            sources_.push_back(source_of(user, head, token, global));
+                    }
+                    add_return(token, tokens, head, end - head, first, stride);
+                });
         }
     }
 
@@ -349,6 +355,9 @@ class plan {
     std::int64_t batch_ = 0, queries_ = 0, keys_ = 0, own_queries_ = 0, own_keys_ = 0;
     bool holds_all_in_order_ = false;
     std::uint64_t hash_ = 0;
+    visibility rule_;
+    std::vector<sample_keys> samples_;
+    std::vector<std::int64_t> documents_, document_weights_;
     std::vector<rank_share> shares_;
     std::vector<planned_item> items_;
     std::int64_t query_region_rows_ = 0, key_region_rows_ = 0, key_capacity_ = 0;
@@ -373,6 +382,8 @@ inline call_terms terms_of(plan const& moves) {
             layer.head_dim,
             layer.value_dim,
             static_cast<std::int64_t>(layer.mask),
+            layer.window.left,
+            layer.window.right,
             static_cast<std::int64_t>(layer.assignment),
             static_cast<std::int64_t>(layer.keep),
             static_cast<std::int64_t>(layer.scale.bits),

@@ -4,6 +4,9 @@
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/explain.hpp>
+#include <ulysses/core/shape.hpp>
+#include <ulysses/core/visibility.hpp>
+#include <ulysses/plan/packing.hpp>
 #include <ulysses/plan/token_order.hpp>
 
 #include <array>
@@ -23,6 +26,10 @@ struct sequence_options {
     /// -1.
     std::int64_t keys = -1;
     std::span<token_run const> key_order{};
+    packing_options packing{};  ///< documents, lengths and query positions, equal on every rank
+    /// [B, s]: the position of each of this rank's tokens in its document, from which the documents
+    /// are found: one begins wherever positions do not grow. Given by every rank that holds tokens.
+    std::span<std::int64_t const> positions{};
 };
 
 /// The per-step value that every layer's call takes: batch and token orders of all ranks. Built
@@ -55,10 +62,11 @@ class sequence {
         // Orders that were not checked must not reach a plan.
         struct emptied_unless_finished {
             sequence& step;
+            bool finished = false;
             ~emptied_unless_finished() {
-                if (step.hash_ == 0) step.clear();
+                if (!finished) step.clear();
             }
-        } const guard{*this};
+        } guard{*this};
         hash_ = 0;
         auto const size = static_cast<std::size_t>(ranks.size());
         // Room is made before a rendezvous that can tell the others that there is none.
@@ -98,6 +106,16 @@ class sequence {
             leaving_on_failure(ranks, [&] { ranks.fence(status); });
         }
         finish(at);
+        if (gives_positions()) {
+            gather_positions(ranks, mine, at);
+        } else if (!mine.packing.empty()) {
+            guarded(status, [&] {
+                packing_.reserve(static_cast<std::size_t>(batch_), mine.packing.documents.size());
+            });
+            if (status.code != errc::none) throw_error(status.code, status.text);
+            pack(mine.packing, at);
+        }
+        guard.finished = true;
     }
 
     /// Contiguous shares of `tokens` over `ranks`: rank r holds floor(S/P) + (r < S mod P) tokens.
@@ -132,6 +150,21 @@ class sequence {
         return step;
     }
 
+    /// Packs documents into the samples, shortens them, or places their queries. On a step that was
+    /// built without a collective call: the same on every rank.
+    sequence& pack(packing_options const& given, where at = where::here()) {
+        packing_.set(given, batch_, queries_.total(), keys().total(), at);
+        set_hash();
+        return *this;
+    }
+
+    /// Which keys each query row of a layer sees in this step. *Thread safety*: points into this.
+    visibility visible(shape const& layer) const {
+        return {layer.mask,     layer.window,       queries_.total(),
+                keys().total(), packing_.samples(), packing_.documents()};
+    }
+    packing const& packed() const { return packing_; }
+
     int ranks() const { return queries_.ranks(); }
     std::int64_t batch() const { return batch_; }
     token_orders const& queries() const { return queries_; }
@@ -149,6 +182,9 @@ class sequence {
         std::array<std::int64_t, 2> tokens{};  // of queries and of keys
         std::array<std::size_t, 2> runs{};
         std::array<std::array<token_run, inline_runs>, 2> order{};
+        std::array<std::size_t, 3> lists{};       // entries of documents, lengths, positions
+        std::array<std::uint64_t, 3> contents{};  // their hashes
+        std::int64_t positions = -1;              // how many positions it brings
     };
 
     void reserve_orders(std::size_t ranks, std::size_t runs) {
@@ -181,6 +217,16 @@ class sequence {
                     own.order[0].begin());
         std::copy_n(mine.key_order.begin(), std::min(inline_runs, mine.key_order.size()),
                     own.order[1].begin());
+        std::array const lists{mine.packing.documents, mine.packing.lengths,
+                               mine.packing.query_positions};
+        for (std::size_t i = 0; i < lists.size(); ++i) {
+            own.lists[i] = lists[i].size();
+            own.contents[i] = 14695981039346656037u;
+            for (auto const value : lists[i])
+                fold(own.contents[i], static_cast<std::uint64_t>(value));
+        }
+        if (!mine.positions.empty())
+            own.positions = static_cast<std::int64_t>(mine.positions.size());
         return own;
     }
 
@@ -195,6 +241,13 @@ class sequence {
             auto const& theirs = shares_[r];
             differs(r, "batch", shares_[0].batch, theirs.batch);
             differs(r, "whether keys are given", shares_[0].tokens[1] >= 0, theirs.tokens[1] >= 0);
+            constexpr std::string_view lists[] = {"documents", "lengths", "query_positions"};
+            for (std::size_t i = 0; i < 3; ++i) {
+                differs(r, concat("the number of ", lists[i]), shares_[0].lists[i],
+                        theirs.lists[i]);
+                differs(r, concat("the hash of ", lists[i]), shares_[0].contents[i],
+                        theirs.contents[i]);
+            }
             if (theirs.tokens[0] < 0 || std::max(theirs.tokens[0], theirs.tokens[1]) >= token_limit)
                 raise(errc::invalid_sequence, at, "sequence", "a rank holds 0 .. 2^31 - 1 tokens",
                       "rank ", r, " has ", theirs.tokens[0], ", keys ", theirs.tokens[1]);
@@ -203,6 +256,59 @@ class sequence {
                       "rank ", r, " has key_order of ", theirs.runs[1], " runs, keys ",
                       theirs.tokens[1]);
         }
+    }
+
+    bool gives_positions() const {
+        return std::any_of(shares_.begin(), shares_.end(),
+                           [](share const& each) { return each.positions >= 0; });
+    }
+
+    /// Finds the documents from the positions of all ranks' tokens.
+    template <class Comm>
+    void gather_positions(Comm const& ranks, sequence_options const& mine, where at) {
+        std::int64_t most = 0;
+        for (std::size_t r = 0; r < shares_.size(); ++r) {
+            auto const expected = batch_ * shares_[r].tokens[0];
+            if (std::max<std::int64_t>(shares_[r].positions, 0) != expected)
+                raise(errc::invalid_sequence, at, "sequence",
+                      "positions must name one for each sample and token of the rank", "rank ", r,
+                      " has ", std::max<std::int64_t>(shares_[r].positions, 0), ", expected ",
+                      expected);
+            most = std::max(most, expected);
+        }
+        if (mine.packing.documents.size() > 0)
+            raise(errc::invalid_sequence, at, "sequence",
+                  "documents come from positions or from offsets, not from both",
+                  mine.packing.documents.size(), " offsets");
+        auto const size = static_cast<std::size_t>(most);
+        auto const total = static_cast<std::size_t>(batch_ * queries_.total());
+        fence_status status;
+        guarded(status, [&] {
+            own_positions_.assign(size, 0);
+            std::copy(mine.positions.begin(), mine.positions.end(), own_positions_.begin());
+            gathered_positions_.resize(size * shares_.size());
+            positions_.resize(total);
+            starts_.clear();
+            starts_.reserve(total);
+            packing_.reserve(static_cast<std::size_t>(batch_), total);
+        });
+        gather(ranks, std::as_bytes(std::span(own_positions_)),
+               std::as_writable_bytes(std::span(gathered_positions_)), status);
+        for (int r = 0; r < queries_.ranks(); ++r) {
+            auto const* next = gathered_positions_.data() + static_cast<std::size_t>(r) * size;
+            for (std::int64_t b = 0; b < batch_; ++b)
+                for (auto const& run : queries_.runs(r))
+                    for (std::int64_t i = 0; i < run.count; ++i)
+                        positions_[static_cast<std::size_t>(b * queries_.total() + run.at(i))] =
+                            *next++;
+        }
+        for (std::size_t i = 0; i < total; ++i)
+            if (i == 0 || positions_[i] <= positions_[i - 1])
+                starts_.push_back(static_cast<std::int64_t>(i));
+        pack({.documents = starts_,
+              .lengths = mine.packing.lengths,
+              .query_positions = mine.packing.query_positions},
+             at);
     }
 
     void set_orders(token_orders& orders, std::size_t side, std::size_t most_runs, where at) {
@@ -244,10 +350,19 @@ class sequence {
                   queries_.total(), " queries, ", keys().total(), " keys");
         queries_.check("sequence", at);
         if (cross_) keys_.check("sequence: keys", at);
+        packing_.clear();
+        set_hash();
+    }
+
+    void set_hash() {
         hash_ = 14695981039346656037u;  // FNV-1a over 64-bit words, folded
         mix(static_cast<std::uint64_t>(batch_));
         mix_orders(queries_);
         if (cross_) mix_orders(keys_);
+        for (auto const& own : packing_.samples())
+            for (auto const word : {own.begin, own.end, own.position, own.documents})
+                mix(static_cast<std::uint64_t>(word));
+        for (auto const first : packing_.documents()) mix(static_cast<std::uint64_t>(first));
     }
 
     void clear() {
@@ -255,13 +370,15 @@ class sequence {
         cross_ = false;
         queries_.clear();
         keys_.clear();
+        packing_.clear();
         hash_ = 0;
     }
 
-    void mix(std::uint64_t word) {
-        hash_ = (hash_ ^ word) * 1099511628211u;
-        hash_ ^= hash_ >> 32;
+    static void fold(std::uint64_t& hash, std::uint64_t word) {
+        hash = (hash ^ word) * 1099511628211u;
+        hash ^= hash >> 32;
     }
+    void mix(std::uint64_t word) { fold(hash_, word); }
     void mix_orders(token_orders const& orders) {
         mix(static_cast<std::uint64_t>(orders.ranks()));
         for (int r = 0; r < orders.ranks(); ++r) {
@@ -280,6 +397,8 @@ class sequence {
     std::uint64_t hash_ = 0;
     std::vector<share> shares_;
     std::vector<token_run> gathered_, own_runs_;
+    packing packing_;
+    std::vector<std::int64_t> own_positions_, gathered_positions_, positions_, starts_;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -11,6 +11,46 @@
 
 namespace ulysses::inline ULYSSES_ABI {
 
+/// Keys in ascending order, in as few spans as they lie in.
+class key_spans {
+   public:
+    void add(token_span span) {
+        if (span.begin >= span.end) return;
+        std::array<token_span, most + 1> all{};
+        std::size_t count = 0;
+        for (auto const& each : *this) {
+            if (each.end < span.begin || span.end < each.begin)
+                all[count++] = each;
+            else
+                span = {std::min(span.begin, each.begin), std::max(span.end, each.end)};
+        }
+        all[count++] = span;
+        std::sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count),
+                  [](token_span a, token_span b) { return a.begin < b.begin; });
+        std::copy_n(all.begin(), count, spans_.begin());
+        size_ = count;
+    }
+
+    token_span const* begin() const { return spans_.data(); }
+    token_span const* end() const { return spans_.data() + size_; }
+
+    bool covers(token_span span) const {
+        return std::any_of(begin(), end(), [&](token_span each) {
+            return each.begin <= span.begin && span.end <= each.end;
+        });
+    }
+    friend bool operator==(key_spans const& a, key_spans const& b) {
+        return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](token_span x, token_span y) {
+            return x.begin == y.begin && x.end == y.end;
+        });
+    }
+
+   private:
+    static constexpr std::size_t most = 5;  ///< items of a rank
+    std::array<token_span, most> spans_{};
+    std::size_t size_ = 0;
+};
+
 /// What every rank must know of another's share of a layer.
 struct rank_share {
     work_items items;
@@ -34,23 +74,20 @@ struct rank_share {
     }
 
     /// The keys that the rank's items need of one head.
-    token_span keys_of(std::int64_t head) const {
-        token_span span{0, 0};
+    key_spans keys_of(std::int64_t head) const {
+        key_spans spans;
         for (auto const& item : items)
             if (item.kv_begin <= head && head < item.kv_end)
-                span = span.begin == span.end ? token_span{item.key_begin, item.key_end}
-                                              : token_span{std::min(span.begin, item.key_begin),
-                                                           std::max(span.end, item.key_end)};
-        return span;
+                spans.add({item.key_begin, item.key_end});
+        return spans;
     }
     /// The end of the longest run of heads from `head` on that need the same keys.
     std::int64_t same_keys_end(std::int64_t head) const {
-        auto const span = keys_of(head);
+        auto const spans = keys_of(head);
         auto end = head + 1;
         // Spans only change where an item begins or ends.
         while (end < kv_end) {
-            auto const next = keys_of(end);
-            if (next.begin != span.begin || next.end != span.end) break;
+            if (!(keys_of(end) == spans)) break;
             auto boundary = kv_end;
             for (auto const& item : items)
                 for (auto const edge : {item.kv_begin, item.kv_end})

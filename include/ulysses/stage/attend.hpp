@@ -36,9 +36,7 @@ queued<attention_call, Space> call_of(plan const& moves, planned_item const& ite
     call.kv_head = work.kv_begin;
     call.query_begin = work.row_begin;
     call.key_begin = work.key_begin;
-    call.queries = moves.queries();
-    call.keys = moves.keys();
-    call.mask = moves.layer().mask;
+    call.visible = moves.visible();
     call.scale = softmax_scale(moves.layer());
     call.workspace = workspace;
     return call;

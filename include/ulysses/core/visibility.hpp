@@ -1,0 +1,97 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/config/macros.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+/// Which keys a query row sees: what the layer asks for (mask, window) and what the step brings
+/// (documents, padding, positions), on global indices.
+///
+/// A row sees one range of keys. As rows go on, neither end of it goes back: what a run of rows sees
+/// together is the range from its first row's begin to its last row's end.
+namespace ulysses::inline ULYSSES_ABI {
+
+/// Which keys a query row may see, by its position.
+enum class mask : std::uint8_t {
+    full,    ///< every key
+    causal,  ///< keys at or before the row's own position
+};
+
+/// A sliding window: keys from `left` before a row's position to `right` after it; -1: no limit on
+/// that side.
+struct window {
+    std::int64_t left = -1, right = -1;
+    friend constexpr bool operator==(window const&, window const&) = default;
+};
+
+/// Keys [begin, end), global indices; what a row does not see is never in between.
+struct key_range {
+    std::int64_t begin = 0, end = 0;
+
+    constexpr std::int64_t size() const { return end - begin; }
+    friend constexpr bool operator==(key_range const&, key_range const&) = default;
+};
+
+/// What one sample of a step brings.
+struct sample_keys {
+    std::int64_t begin = 0, end = 0;  ///< keys that are there; the others are padding
+    std::int64_t position = 0;        ///< of query row 0; a key's position is its global index
+    std::int64_t first_document = 0, documents = 0;  ///< its part of the list of documents
+};
+
+/// The rule of one layer and step. Does not own its lists.
+struct visibility {
+    ulysses::mask mask = ulysses::mask::full;
+    ulysses::window window{};
+    std::int64_t queries = 0, keys = 0;         ///< global lengths
+    std::span<sample_keys const> samples{};     ///< one a sample; empty: all alike, nothing padded
+    std::span<std::int64_t const> documents{};  ///< first keys, ascending within a sample
+
+    /// True when every sample has the same rule.
+    constexpr bool uniform() const { return samples.empty(); }
+
+    /// Without a list of samples the last query row is at the last key's position.
+    constexpr sample_keys sample(std::int64_t b) const {
+        if (samples.empty()) return {0, keys, keys - queries, 0, 0};
+        return samples[static_cast<std::size_t>(b)];
+    }
+
+    /// The document that position `p` lies in: an index into `documents`, -1 where there are none.
+    constexpr std::int64_t document_of(sample_keys const& own, std::int64_t p) const {
+        if (own.documents == 0) return -1;
+        auto const first = documents.begin() + own.first_document;
+        auto const after = std::upper_bound(first, first + own.documents, p);
+        return std::max<std::int64_t>(after - documents.begin() - 1, own.first_document);
+    }
+
+    /// The keys of a document that are there; of the whole sample where there are no documents.
+    constexpr key_range document(sample_keys const& own, std::int64_t which) const {
+        if (which < 0) return {own.begin, own.end};
+        auto const begin = documents[static_cast<std::size_t>(which)];
+        auto const last = which + 1 == own.first_document + own.documents;
+        auto const end = last ? own.end : documents[static_cast<std::size_t>(which + 1)];
+        return {std::clamp(begin, own.begin, own.end), std::clamp(end, own.begin, own.end)};
+    }
+
+    /// The keys that global query row `row` of sample `b` sees.
+    constexpr key_range keys_of(std::int64_t b, std::int64_t row) const {
+        auto const own = sample(b);
+        auto const p = row + own.position;
+        auto [begin, end] = document(own, document_of(own, p));
+        if (mask == ulysses::mask::causal) end = std::min(end, p + 1);
+        if (window.right >= 0) end = std::min(end, p + 1 + window.right);
+        if (window.left >= 0) begin = std::clamp(p - window.left, begin, own.end);
+        return {begin, std::max(begin, end)};
+    }
+
+    /// The keys that rows [begin, end) of sample `b` see together.
+    constexpr key_range keys_of_rows(std::int64_t b, std::int64_t begin, std::int64_t end) const {
+        return begin < end ? key_range{keys_of(b, begin).begin, keys_of(b, end - 1).end}
+                           : key_range{};
+    }
+};
+
+}  // namespace ulysses::inline ULYSSES_ABI

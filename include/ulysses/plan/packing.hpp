@@ -1,0 +1,107 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/core/error.hpp>
+#include <ulysses/core/visibility.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+/// What a step says of its samples: packed documents, padding, where the queries stand.
+namespace ulysses::inline ULYSSES_ABI {
+
+/// Equal on every rank; what is left out asks for nothing.
+struct packing_options {
+    /// First tokens of the documents that are packed into the samples, ascending, counted over all
+    /// samples one behind the other ([B, S], as `cu_seqlens` are). A sample always begins one; a
+    /// last entry of B * S may end the list. A row sees keys of its own document only.
+    std::span<std::int64_t const> documents{};
+    /// For each sample how many of its keys are there, from the first on; the others are padding.
+    std::span<std::int64_t const> lengths{};
+    /// For each sample the position of query row 0 among its keys, where the last query does not
+    /// stand at the last key, as in a cache with room to spare.
+    std::span<std::int64_t const> query_positions{};
+
+    bool empty() const { return documents.empty() && lengths.empty() && query_positions.empty(); }
+};
+
+class packing {
+   public:
+    /// Takes the options over. *Throws* `invalid_sequence`, and is then as it was.
+    void set(packing_options const& given, std::int64_t batch, std::int64_t queries,
+             std::int64_t keys, where at = where::here()) {
+        check(given, batch, queries, keys, at);
+        clear();
+        if (given.empty()) return;
+        auto next = given.documents.begin();
+        for (std::int64_t b = 0; b < batch; ++b) {
+            auto const place = static_cast<std::size_t>(b);
+            auto const length = given.lengths.empty() ? keys : given.lengths[place];
+            sample_keys own{0, length, queries == keys ? 0 : length - queries, 0, 0};
+            if (!given.query_positions.empty()) own.position = given.query_positions[place];
+            if (!given.documents.empty()) {
+                own.first_document = static_cast<std::int64_t>(documents_.size());
+                documents_.push_back(0);
+                for (; next != given.documents.end() && *next < (b + 1) * keys; ++next)
+                    if (*next > b * keys) documents_.push_back(*next - b * keys);
+                own.documents = static_cast<std::int64_t>(documents_.size()) - own.first_document;
+            }
+            samples_.push_back(own);
+        }
+    }
+
+    void clear() {
+        samples_.clear();
+        documents_.clear();
+    }
+    void reserve(std::size_t samples, std::size_t documents) {
+        samples_.reserve(samples);
+        documents_.reserve(samples + documents);
+    }
+
+    std::span<sample_keys const> samples() const { return samples_; }
+    /// First keys within their sample, sample by sample.
+    std::span<std::int64_t const> documents() const { return documents_; }
+
+   private:
+    static void check(packing_options const& given, std::int64_t batch, std::int64_t queries,
+                      std::int64_t keys, where at) {
+        auto const refuse = [&](char const* rule, auto const&... values) {
+            raise(errc::invalid_sequence, at, "sequence", rule, values...);
+        };
+        auto const samples = static_cast<std::size_t>(batch);
+        if (!given.lengths.empty() && given.lengths.size() != samples)
+            refuse("lengths must name one for each sample", given.lengths.size(),
+                   " lengths, batch ", batch);
+        for (std::size_t b = 0; b < given.lengths.size(); ++b)
+            if (given.lengths[b] < 0 || given.lengths[b] > keys)
+                refuse("a sample's length must lie in 0 .. keys", "sample ", b, " has length ",
+                       given.lengths[b], " of ", keys, " keys");
+        if (!given.query_positions.empty() && given.query_positions.size() != samples)
+            refuse("query_positions must name one for each sample", given.query_positions.size(),
+                   " positions, batch ", batch);
+        for (std::size_t b = 0; b < given.query_positions.size(); ++b)
+            if (given.query_positions[b] < -queries || given.query_positions[b] > keys)
+                refuse("a query position must lie in -queries .. keys", "sample ", b, " has ",
+                       given.query_positions[b], ", ", queries, " queries, ", keys, " keys");
+        if (given.documents.empty()) return;
+        if (queries != keys && given.query_positions.empty())
+            refuse("documents of other queries than keys need query_positions", queries,
+                   " queries, ", keys, " keys");
+        std::int64_t before = -1;
+        for (auto const first : given.documents) {
+            if (first <= before || first > batch * keys)
+                refuse("documents must begin in ascending order within the step", first, " after ",
+                       before, ", ", batch, " samples of ", keys, " keys");
+            before = first;
+        }
+    }
+
+    std::vector<sample_keys> samples_;
+    std::vector<std::int64_t> documents_;
+};
+
+}  // namespace ulysses::inline ULYSSES_ABI
