@@ -69,33 +69,35 @@ class packing {
    private:
     static void check(packing_options const& given, std::int64_t batch, std::int64_t queries,
                       std::int64_t keys, where at) {
-        auto const refuse = [&](char const* rule, auto const&... values) {
-            raise(errc::invalid_sequence, at, "sequence", rule, values...);
-        };
         auto const samples = static_cast<std::size_t>(batch);
         if (!given.lengths.empty() && given.lengths.size() != samples)
-            refuse("lengths must name one for each sample", given.lengths.size(),
-                   " lengths, batch ", batch);
+            raise(errc::invalid_sequence, at, "sequence", "lengths must name one for each sample",
+                  given.lengths.size(), " lengths, batch ", batch);
         for (std::size_t b = 0; b < given.lengths.size(); ++b)
             if (given.lengths[b] < 0 || given.lengths[b] > keys)
-                refuse("a sample's length must lie in 0 .. keys", "sample ", b, " has length ",
-                       given.lengths[b], " of ", keys, " keys");
+                raise(errc::invalid_sequence, at, "sequence",
+                      "a sample's length must lie in 0 .. keys", "sample ", b, " has length ",
+                      given.lengths[b], " of ", keys, " keys");
         if (!given.query_positions.empty() && given.query_positions.size() != samples)
-            refuse("query_positions must name one for each sample", given.query_positions.size(),
-                   " positions, batch ", batch);
+            raise(errc::invalid_sequence, at, "sequence",
+                  "query_positions must name one for each sample", given.query_positions.size(),
+                  " positions, batch ", batch);
         for (std::size_t b = 0; b < given.query_positions.size(); ++b)
             if (given.query_positions[b] < -queries || given.query_positions[b] > keys)
-                refuse("a query position must lie in -queries .. keys", "sample ", b, " has ",
-                       given.query_positions[b], ", ", queries, " queries, ", keys, " keys");
+                raise(errc::invalid_sequence, at, "sequence",
+                      "a query position must lie in -queries .. keys", "sample ", b, " has ",
+                      given.query_positions[b], ", ", queries, " queries, ", keys, " keys");
         if (given.documents.empty()) return;
         if (queries != keys && given.query_positions.empty())
-            refuse("documents of other queries than keys need query_positions", queries,
-                   " queries, ", keys, " keys");
+            raise(errc::invalid_sequence, at, "sequence",
+                  "documents of other queries than keys need query_positions", queries,
+                  " queries, ", keys, " keys");
         std::int64_t before = -1;
         for (auto const first : given.documents) {
             if (first <= before || first > batch * keys)
-                refuse("documents must begin in ascending order within the step", first, " after ",
-                       before, ", ", batch, " samples of ", keys, " keys");
+                raise(errc::invalid_sequence, at, "sequence",
+                      "documents must begin in ascending order within the step", first, " after ",
+                      before, ", ", batch, " samples of ", keys, " keys");
             before = first;
         }
     }

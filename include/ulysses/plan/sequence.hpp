@@ -74,6 +74,9 @@ class sequence {
         guarded(status, [&] {
             shares_.resize(size);
             reserve_orders(size, inline_runs);
+            if (!mine.packing.empty() && mine.batch > 0)
+                packing_.reserve(static_cast<std::size_t>(mine.batch),
+                                 mine.packing.documents.size());
         });
         auto const own = share_of(mine);
         gather(ranks, std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(shares_)),
@@ -109,10 +112,6 @@ class sequence {
         if (gives_positions()) {
             gather_positions(ranks, mine, at);
         } else if (!mine.packing.empty()) {
-            guarded(status, [&] {
-                packing_.reserve(static_cast<std::size_t>(batch_), mine.packing.documents.size());
-            });
-            if (status.code != errc::none) throw_error(status.code, status.text);
             pack(mine.packing, at);
         }
         guard.finished = true;

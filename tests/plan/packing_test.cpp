@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/comm/threads.hpp>
+#include <ulysses/plan/plan.hpp>
+#include <ulysses/plan/sequence.hpp>
+
+#include "cases.hpp"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace uly = ulysses;
+using namespace plan_cases;
+using list = std::vector<int64_t>;
+
+namespace {
+
+list documents_of(uly::sequence const& step) {
+    auto const all = step.packed().documents();
+    return {all.begin(), all.end()};
+}
+
+std::string refusal_of(std::function<void()> const& body) {
+    try {
+        body();
+    } catch (uly::invalid_sequence const& e) {
+        return e.what();
+    }
+    return "nothing was thrown";
+}
+
+/// The error of `agree` on each of two ranks.
+template <class Options>
+std::vector<std::string> agree_errors(Options const& options_of) {
+    std::vector<std::string> texts(2, "nothing was thrown");
+    uly::threads::run(2, [&](uly::threads::communicator group) {
+        try {
+            uly::sequence::agree(group, options_of(group.rank()));
+        } catch (uly::error const& e) {
+            texts[at(group.rank())] = e.what();
+        }
+        group.fence({});
+    });
+    return texts;
+}
+
+}  // namespace
+
+TEST_CASE("packing: documents are counted over all samples, and a sample always begins one") {
+    auto step = uly::sequence::split(2, 2, 8);
+    auto const plain = step.hash();
+    CHECK(step.visible(uly::checked({.heads = 1, .head_dim = 1})).uniform());
+    list const documents{0, 3, 5, 11, 16};  // as cu_seqlens
+    step.pack({.documents = documents});
+    CHECK(documents_of(step) == list{0, 3, 5, 0, 3});
+    CHECK(step.packed().samples()[1].first_document == 3);
+    CHECK(step.packed().samples()[1].documents == 2);
+    CHECK(step.hash() != plain);
+    auto again = uly::sequence::split(2, 2, 8);
+    list const same{3, 5, 11};
+    CHECK(again.pack({.documents = same}).hash() == step.hash());
+    CHECK(again.pack({}).hash() == plain);
+}
+
+TEST_CASE("packing: positions that restart give the documents, on every rank, in any order") {
+    // Positions 0,1,2,0,1,0,1,2 over two ranks are documents at 0, 3 and 5.
+    list const positions{0, 1, 2, 0, 1, 0, 1, 2};
+    uly::threads::run(2, [&](uly::threads::communicator group) {
+        auto const mine = std::span(positions).subspan(4 * at(group.rank()), 4);
+        auto const step = uly::sequence::agree(group, {.tokens = 4, .positions = mine});
+        if (documents_of(step) != list{0, 3, 5}) throw std::runtime_error("other documents");
+        // Striped: rank 0 holds the even tokens. Two samples, the second one document.
+        runs const order{{group.rank(), 4, 2}};
+        list own;
+        for (int64_t i = 0; i < 4; ++i) own.push_back(positions[at(group.rank() + 2 * i)]);
+        for (int64_t i = 0; i < 4; ++i) own.push_back(group.rank() + 2 * i);
+        auto const striped = uly::sequence::agree(
+            group, {.batch = 2, .tokens = 4, .order = order, .positions = own});
+        if (documents_of(striped) != list{0, 3, 5, 0}) throw std::runtime_error("other stripes");
+        auto known = uly::sequence::split(2, 1, 8);
+        list const offsets{0, 3, 5, 8};
+        if (known.pack({.documents = offsets}).hash() != step.hash())
+            throw std::runtime_error("another step");
+        auto const agreed =
+            uly::sequence::agree(group, {.tokens = 4, .packing = {.documents = offsets}});
+        if (agreed.hash() != step.hash()) throw std::runtime_error("another agreed step");
+    });
+}
+
+TEST_CASE("packing: what cannot be is refused with its values") {
+    auto step = uly::sequence::split(2, 2, 8);
+    auto const refused = [&](uly::packing_options const& given, char const* text) {
+        auto const message = refusal_of([&] { step.pack(given); });
+        CHECK_MESSAGE(message.find(text) != std::string::npos, message);
+    };
+    list const back{3, 3}, far{17}, three{1, 2, 3}, negative{-1, 4}, longer{4, 9}, wild{0, 99};
+    refused({.documents = back},
+            "documents must begin in ascending order within the step: 3 after 3");
+    refused({.documents = far}, "17 after -1, 2 samples of 8 keys");
+    refused({.lengths = three}, "lengths must name one for each sample: 3 lengths, batch 2");
+    refused({.lengths = negative}, "sample 0 has length -1 of 8 keys");
+    refused({.lengths = longer}, "sample 1 has length 9 of 8 keys");
+    refused({.query_positions = three}, "query_positions must name one for each sample: 3");
+    refused({.query_positions = wild}, "sample 1 has 99, 8 queries, 8 keys");
+    std::vector<runs> const queries{{{0, 4}}, {{4, 4}}}, keys{{{0, 9}}, {{9, 3}}};
+    auto cross = uly::sequence::of(1, queries, keys);
+    list const two{0, 4};
+    auto const message = refusal_of([&] { cross.pack({.documents = two}); });
+    CHECK_MESSAGE(message.find("documents of other queries than keys need query_positions: 8 "
+                               "queries, 12 keys") != std::string::npos,
+                  message);
+}
+
+TEST_CASE("packing: ranks that pack otherwise get the same error") {
+    list const two{0, 3}, other{0, 5}, none, four(4), three(3);
+    auto const same = [&](auto const& options_of, std::string const& text) {
+        auto const seen = agree_errors(options_of);
+        CHECK(seen[0] == seen[1]);
+        CHECK_MESSAGE(seen[0].find(text) != std::string::npos, seen[0]);
+    };
+    using options = uly::sequence_options;
+    same([&](int r) { return options{.tokens = 4, .packing = {.documents = r == 0 ? two : none}}; },
+         "the number of documents must be equal on every rank: rank 0 has 2, rank 1 has 0");
+    same(
+        [&](int r) { return options{.tokens = 4, .packing = {.documents = r == 0 ? two : other}}; },
+        "the hash of documents must be equal on every rank: rank 0 has ");
+    same([&](int r) { return options{.tokens = 4, .positions = r == 0 ? four : none}; },
+         "positions must name one for each sample and token of the rank: rank 1 has 0, expected 4");
+    same([&](int r) { return options{.tokens = 4, .positions = r == 0 ? three : four}; },
+         "rank 0 has 3, expected 4");
+    same(
+        [&](int) { return options{.tokens = 4, .packing = {.documents = two}, .positions = four}; },
+        "documents come from positions or from offsets, not from both");
+}
+
+TEST_CASE("packing: work is balanced under windows and documents (4096 rows and more)") {
+    for (std::uint64_t seed = 1; seed <= how_many(40); ++seed) {
+        CAPTURE(seed);
+        random_engine random{seed};
+        auto const tokens = 4096 + below(random, 3000);
+        uly::shape layer{.heads = 1 + below(random, 12),
+                         .kv_heads = 1,
+                         .head_dim = 1,
+                         .value_dim = 1,
+                         .mask = below(random, 2) == 0 ? uly::mask::full : uly::mask::causal};
+        if (below(random, 2) == 0) layer.window = {.left = below(random, tokens)};
+        auto step = uly::sequence::split(1, 1, tokens);
+        list documents;
+        for (int64_t first = 0; first < tokens; first += 1 + below(random, tokens))
+            documents.push_back(first);
+        if (below(random, 2) == 0) step.pack({.documents = documents});
+        auto const rule = step.visible(layer);
+        for (int const ranks : {2, 3, 4, 7, 8, 16})
+            for (int64_t const multiple : {1, 64, 256}) {
+                std::vector<int64_t> memory;
+                uly::row_weights const weights =
+                    rule.uniform() ? uly::row_weights(rule) : uly::row_weights(rule, memory);
+                uly::line const cuts(layer, rule, 1, ranks, multiple, weights);
+                int64_t most = 0, longest = 0;
+                for (int64_t row = 0; row < tokens; ++row)
+                    longest = std::max(longest, weights.before(row + 1) - weights.before(row));
+                for (int r = 0; r < ranks; ++r) {
+                    int64_t work = 0;
+                    for (auto const& item : cuts.items(r))
+                        work += item.heads() *
+                                (weights.before(item.row_end) - weights.before(item.row_begin));
+                    most = std::max(most, work);
+                }
+                auto const mean = static_cast<double>(layer.heads * weights.before(tokens)) / ranks;
+                CAPTURE(ranks);
+                CAPTURE(multiple);
+                if (multiple == 1)
+                    CHECK(static_cast<double>(most) <= 1.02 * mean);
+                else
+                    CHECK(static_cast<double>(most) <=
+                          mean + static_cast<double>(multiple * longest));
+            }
+    }
+}
