@@ -11,7 +11,7 @@
 namespace lm {
 
 /// `bytes` as text that any terminal takes: UTF-8, line ends and tabs are kept, every other control
-/// byte, and what is not UTF-8, is written as \\xNN.
+/// byte, and what is not UTF-8, is written as \xNN.
 inline std::string printable(std::string_view bytes) {
     constexpr std::string_view digits = "0123456789abcdef";
     std::string text;

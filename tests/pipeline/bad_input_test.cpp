@@ -638,9 +638,10 @@ TEST_CASE(
                 CHECK(each[i].code == uly::errc::functor_failed);
                 // The call by which it was made, and where.
                 auto const call = i == 0 ? "attend" : "attend_backward";
-                CHECK(each[i].text.find(uly::concat("ulysses: ", call,
-                                                    ": a functor threw: no kernel for this shape [",
-                                                    __FILE__, ":")) == 0);
+                CHECK(each[i].text.find(uly::concat(
+                          "ulysses: ", call, ": a functor threw: no kernel for this shape [")) ==
+                      0);
+                if (i == 0) CHECK(each[i].text.find(__FILE__) != std::string::npos);
                 CHECK(each[i].text.ends_with("]" + suffix));
             }
             CHECK(each[1].text.find(
