@@ -275,8 +275,8 @@ TEST_CASE("threads: a window that was refused keeps no memory") {
         g.set_window_maker([&made, rank = g.rank()](std::size_t) {
             std::shared_ptr<std::byte> part;
             if (rank == 0) {
-                part = {static_cast<std::byte*>(::operator new(64, std::align_val_t{64})),
-                        [](std::byte* each) { ::operator delete(each, std::align_val_t{64}); }};
+                part = {static_cast<std::byte*>(::operator new (64, std::align_val_t{64})),
+                        [](std::byte* each) { ::operator delete (each, std::align_val_t{64}); }};
                 made = part;
             }
             return part;
@@ -285,4 +285,28 @@ TEST_CASE("threads: a window that was refused keeps no memory") {
         if (refused.code != errc::out_of_memory) throw std::runtime_error("not refused");
         if (g.rank() == 0 && !made.expired()) throw std::runtime_error("memory is kept");
     });
+}
+
+TEST_CASE(
+    "threads: the largest deadline there is does not overflow, and silence names who is silent") {
+    uly::threads::options forever;
+    forever.deadline = std::chrono::milliseconds::max();
+    CHECK_NOTHROW(uly::threads::run(
+        3, [](group g) { g.fence({}); }, forever));
+    std::vector<report> seen(3);
+    uly::threads::run(
+        3,
+        [&](group g) {
+            if (g.rank() == 2) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                seen[2] = report_of([&] { g.fence({}); });
+                return;
+            }
+            seen[static_cast<std::size_t>(g.rank())] = report_of([&] { g.fence({}); });
+        },
+        with_deadline(60));
+    for (auto const& each : seen) {
+        CHECK(each.code == errc::timed_out);
+        CHECK(each.text.ends_with("silent ranks: 2"));
+    }
 }

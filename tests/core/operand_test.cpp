@@ -126,6 +126,7 @@ TEST_CASE("check_operand: what 64 bits cannot address is refused") {
     constexpr auto huge = int64_t{1} << 40;
     // 2^80 elements; fewer, but far apart.
     for (auto const& q : {view{memory().data(), {huge, huge, 1, 1}},
+                          view{memory().data(), {huge, huge, 1, 1}, {0, 0, 0, 1}},
                           view{memory().data(), {2, 3, 4, 5}, {int64_t{1} << 61, 20, 5, 1}},
                           view{memory().data(), {2, 3, 4, 5}, {INT64_MIN, 20, 5, 1}}})
         CHECK(contains(refusal_of([&] { uly::check_output("attend", "q", q, q.extents); }),
@@ -134,6 +135,9 @@ TEST_CASE("check_operand: what 64 bits cannot address is refused") {
     CHECK_NOTHROW(uly::check_output("attend", "q", near, near.extents));
     view const nothing{memory().data(), {huge, huge, 0, huge}};
     CHECK_NOTHROW(uly::check_output("attend", "q", nothing, nothing.extents));
+    view const far_from_nothing{
+        memory().data(), {2, 0, 4, 5}, {int64_t{1} << 61, int64_t{1} << 61, 5, 1}};
+    CHECK_NOTHROW(uly::check_output("attend", "q", far_from_nothing, far_from_nothing.extents));
 }
 
 TEST_CASE("check_operand: the inner stride is 1, and no stride is negative") {

@@ -544,4 +544,11 @@ TEST_CASE("plan: what no plan exists for is refused with its values") {
     CHECK(message([&] {
               moves.rebuild(layer, uly::sequence{}, 3, 0, 1);
           }).find("sequence of 0 ranks") != std::string::npos);
+    for (int64_t const multiple : {int64_t{0}, int64_t{-3}})
+        CHECK_THROWS_AS(moves.rebuild(layer, two, 2, 0, multiple), uly::unsupported);
+    auto const vast = uly::sequence::split(2, (int64_t{1} << 31) - 1, (int64_t{1} << 31) - 1);
+    CHECK(message([&] {
+              moves.rebuild(layer, vast, 2, 0, 1);
+          }).find("a layer must stay below 2^62 rows: heads 4, batch 2147483647") !=
+          std::string::npos);
 }
