@@ -142,25 +142,28 @@ TEST_CASE("dynamic: byte strides and any number of axes, more strides than axes"
 
 TEST_CASE("dynamic: the element type is chosen by the tensors' dtype") {
     auto const run = []<class T>(std::type_identity<T>) {
-        std::vector<T> x(2 * 3 * 4, T(0.5f)), o(x.size(), T(9.0f));
-        slot<T> const in{x.data(), {1, 2, 3, 4}, {24, 12, 4, 1}},
-            out{o.data(), {1, 2, 3, 4}, {24, 12, 4, 1}};
-        auto const q = tensor_of<0>(in), y = tensor_of<1>(out);
+        std::vector<T> values(2 * 3 * 4, T(0.5f)), found(values.size(), T(9.0f));
+        slot<T> const source{values.data(), {1, 2, 3, 4}, {24, 12, 4, 1}},
+            result{found.data(), {1, 2, 3, 4}, {24, 12, 4, 1}};
+        auto const input = tensor_of<0>(source), output = tensor_of<1>(result);
         uly::pipeline layer{uly::serial{},
                             uly::sequence_local{},
                             uly::reference_attention{},
                             {.heads = 3, .head_dim = 4}};
         auto const step = uly::sequence::split(1, 1, 2);
-        engine::attend(layer, step, q, q, q, y);
-        for (auto const each : o) CHECK(static_cast<float>(each) == 0.5f);
-        auto flat = y;
+        engine::attend(layer, step, input, input, input, output);
+        for (auto const each : found) CHECK(static_cast<float>(each) == 0.5f);
+        auto flat = output;
         flat.shape = {6, 4};
-        CHECK_THROWS_AS(engine::attend(layer, step, q, q, q, flat), uly::invalid_tensor);
+        CHECK_THROWS_AS(engine::attend(layer, step, input, input, input, flat),
+                        uly::invalid_tensor);
         flat.shape = {1, 1, 2, 3, 4};
-        CHECK_THROWS_AS(engine::attend(layer, step, q, q, q, flat), uly::invalid_tensor);
-        auto other = y;
-        other.dtype = q.dtype == engine::DType::f32 ? engine::DType::f64 : engine::DType::f32;
-        CHECK_THROWS_AS(engine::attend(layer, step, q, q, q, other), std::invalid_argument);
+        CHECK_THROWS_AS(engine::attend(layer, step, input, input, input, flat),
+                        uly::invalid_tensor);
+        auto other = output;
+        other.dtype = input.dtype == engine::DType::f32 ? engine::DType::f64 : engine::DType::f32;
+        CHECK_THROWS_AS(engine::attend(layer, step, input, input, input, other),
+                        std::invalid_argument);
     };
     run(std::type_identity<float>{});
     run(std::type_identity<double>{});
