@@ -18,15 +18,18 @@ class key_spans {
         if (span.begin >= span.end) return;
         std::array<token_span, most + 1> all{};
         std::size_t count = 0;
-        for (auto const& each : *this) {
-            if (each.end < span.begin || span.end < each.begin)
+        auto placed = false;
+        for (auto const& each : *this)
+            if (each.end < span.begin) {
                 all[count++] = each;
-            else
+            } else if (span.end < each.begin) {
+                if (!placed) all[count++] = span;
+                placed = true;
+                all[count++] = each;
+            } else {
                 span = {std::min(span.begin, each.begin), std::max(span.end, each.end)};
-        }
-        all[count++] = span;
-        std::sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count),
-                  [](token_span a, token_span b) { return a.begin < b.begin; });
+            }
+        if (!placed) all[count++] = span;
         std::copy_n(all.begin(), count, spans_.begin());
         size_ = count;
     }
@@ -47,7 +50,7 @@ class key_spans {
 
    private:
     static constexpr std::size_t most = 5;  ///< items of a rank
-    std::array<token_span, most> spans_{};
+    std::array<token_span, most + 1> spans_{};
     std::size_t size_ = 0;
 };
 
