@@ -18,6 +18,7 @@
 #include <ulysses/pipeline.hpp>
 #include <ulysses/projection/dense.hpp>
 #include <ulysses/projection/epilogues.hpp>
+#include <ulysses/projection/qk_norm.hpp>
 #include <ulysses/projection/rope.hpp>
 #include <ulysses/space/host.hpp>
 #include <ulysses/stage/shard.hpp>
