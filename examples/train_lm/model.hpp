@@ -3,7 +3,6 @@
 
 #include "layers.hpp"
 #include "linear.hpp"
-#include "rope.hpp"
 #include "tensor.hpp"
 #include "weights.hpp"
 
@@ -35,7 +34,7 @@ class model {
                                     .kv_heads = shape.kv_heads,
                                     .head_dim = shape.head_dim(),
                                     .mask = ulysses::mask::causal},
-                     projection_type(gemm{}, rope(shape.head_dim())),
+                     projection_type(gemm{}, ulysses::rope(shape.head_dim())),
                      observer_type(ulysses::counting_observer(ranks.rank()), {})),
           layers_(static_cast<std::size_t>(shape.layers)) {
         for (std::size_t i = 0; recorder != nullptr && i < layers_.size(); ++i)
@@ -97,7 +96,7 @@ class model {
     }
 
    private:
-    using projection_type = ulysses::dense<gemm, rope>;
+    using projection_type = ulysses::dense<gemm, ulysses::rope>;
     using observer_type = ulysses::observers<ulysses::counting_observer, ulysses::trace_observer>;
     using pipeline_type = ulysses::pipeline<ranks_type, ulysses::sequence_local, Attention,
                                             projection_type, observer_type>;

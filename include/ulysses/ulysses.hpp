@@ -17,6 +17,9 @@
 #include <ulysses/observer/write_trace.hpp>
 #include <ulysses/pipeline.hpp>
 #include <ulysses/projection/dense.hpp>
+#include <ulysses/projection/epilogues.hpp>
+#include <ulysses/projection/qk_norm.hpp>
+#include <ulysses/projection/rope.hpp>
 #include <ulysses/space/host.hpp>
 #include <ulysses/stage/shard.hpp>
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/observer/trace.hpp>
+#include <ulysses/projection/epilogues.hpp>
+#include <ulysses/projection/qk_norm.hpp>
+#include <ulysses/projection/rope.hpp>
 
 #include "six_steps.hpp"
 
@@ -92,8 +95,13 @@ void check_steady_state(uly::keep keep, int ranks) {
     run_ranks(ranks, [&](uly::threads::communicator c) {
         // Nor does recording, neither while there is room nor after.
         uly::trace_recorder recorder(c.rank(), ranks, {.events = 100});
-        uly::pipeline layer{c,         uly::sequence_local{},           builtin_attention{},
-                            six.layer, uly::dense{uly::builtin_gemm{}}, recorder.observe("layer")};
+        uly::pipeline layer{
+            c,
+            uly::sequence_local{},
+            builtin_attention{},
+            six.layer,
+            uly::dense{uly::builtin_gemm{}, uly::epilogues{uly::qk_norm{}, uly::rope{4}}},
+            recorder.observe("layer")};
         auto saved = layer.make_context(), saved_six = layer.make_context();
         auto const step = uly::sequence::of(2, zigzag(21, ranks));
         auto const me = c.rank();

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/tensor_view.hpp>
+#include <ulysses/core/visibility.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 namespace ulysses::inline ULYSSES_ABI {
@@ -27,6 +29,19 @@ class token_positions {
 struct projection_call {
     token_positions query_positions;  ///< of the local tokens of x, q and y
     token_positions key_positions;    ///< of the local tokens of k and v
+    visibility visible{};  ///< the step's documents and where its queries stand; no layer's mask
+
+    /// Where a local token of q stands among its sample's keys, as masks place it. In the six steps
+    /// that is its global position, unless the step has `query_positions`.
+    std::int64_t query_position(std::int64_t sample, std::int64_t token) const {
+        return query_positions(token) + visible.sample(sample).position;
+    }
+    /// A position among a sample's keys, counted from the first key of its document.
+    std::int64_t in_document(std::int64_t sample, std::int64_t position) const {
+        auto const document = visible.document_of(visible.sample(sample), position);
+        if (document < 0) return position;
+        return position - visible.documents[static_cast<std::size_t>(document)];
+    }
 };
 
 /// Steps 2 and 6: x [B, s, C] -> q, k, v [B, s, H, D], and o [B, s, Hq, Dv] -> y [B, s, C].

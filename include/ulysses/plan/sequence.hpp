@@ -230,22 +230,23 @@ class sequence {
     }
 
     void check_shares(where at) const {
-        auto const differs = [&](std::size_t rank, std::string_view field, auto first, auto other) {
+        // The field is put together only when it differs: a step that is renewed allocates nothing.
+        auto const differs = [&](std::size_t rank, std::string_view what, std::string_view field,
+                                 auto first, auto other) {
             if (first != other)
                 raise(errc::disagreement, at, "sequence",
-                      concat(field, " must be equal on every rank"), "rank 0 has ", first,
+                      concat(what, field, " must be equal on every rank"), "rank 0 has ", first,
                       ", rank ", rank, " has ", other);
         };
         for (std::size_t r = 0; r < shares_.size(); ++r) {
             auto const& theirs = shares_[r];
-            differs(r, "batch", shares_[0].batch, theirs.batch);
-            differs(r, "whether keys are given", shares_[0].tokens[1] >= 0, theirs.tokens[1] >= 0);
+            differs(r, "", "batch", shares_[0].batch, theirs.batch);
+            differs(r, "", "whether keys are given", shares_[0].tokens[1] >= 0,
+                    theirs.tokens[1] >= 0);
             constexpr std::string_view lists[] = {"documents", "lengths", "query_positions"};
             for (std::size_t i = 0; i < 3; ++i) {
-                differs(r, concat("the number of ", lists[i]), shares_[0].lists[i],
-                        theirs.lists[i]);
-                differs(r, concat("the hash of ", lists[i]), shares_[0].contents[i],
-                        theirs.contents[i]);
+                differs(r, "the number of ", lists[i], shares_[0].lists[i], theirs.lists[i]);
+                differs(r, "the hash of ", lists[i], shares_[0].contents[i], theirs.contents[i]);
             }
             if (theirs.tokens[0] < 0 || std::max(theirs.tokens[0], theirs.tokens[1]) >= token_limit)
                 raise(errc::invalid_sequence, at, "sequence", "a rank holds 0 .. 2^31 - 1 tokens",

@@ -2,13 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/config/macros.hpp>
+#include <ulysses/core/buffer.hpp>
 #include <ulysses/core/explain.hpp>
 #include <ulysses/core/gemm.hpp>
 #include <ulysses/core/projection.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 /// Dense projections over a GEMM functor, with optional bias and an epilogue on q and k.
 namespace ulysses::inline ULYSSES_ABI {
@@ -35,11 +38,13 @@ struct dense_weights {
     T const* k_bias = nullptr;
     T const* v_bias = nullptr;
     T const* o_bias = nullptr;
+    T const* q_norm = nullptr;  ///< [D], of an epilogue that normalises, as qk_norm; null: ones
+    T const* k_norm = nullptr;
 };
 
 /// Gradients are added to, so that they sum over micro-batches. They are this rank's part of the
-/// gradient of the token-sum loss: summed over ranks they are the whole. A null matrix or bias is
-/// skipped.
+/// gradient of the token-sum loss: summed over ranks they are the whole. A null matrix, bias or norm
+/// is skipped.
 template <class T>
 struct dense_gradients {
     weight_view<T> q{}, k{}, v{}, o{};
@@ -47,11 +52,17 @@ struct dense_gradients {
     T* k_bias = nullptr;
     T* v_bias = nullptr;
     T* o_bias = nullptr;
+    T* q_norm = nullptr;
+    T* k_norm = nullptr;
 };
 
 /// Leaves q and k as they are. An epilogue with state, such as RoPE, has the same two members:
 /// `forward(call, q, k)` changes them in place after the projection; `backward(call, dq, dk)` turns
 /// their gradients into those of the projection's outputs.
+///
+/// One that says `static constexpr bool takes_weights = true`, such as qk_norm, has
+/// `forward(call, weights, q, k)` and `backward(call, weights, q, k, dq, dk, gradients)`. Its
+/// backward is given q and k as the projection made them, computed again, and may change them.
 struct no_epilogue {
     template <class T>
     static constexpr void forward(projection_call const&, token_view<T>, token_view<T>) {}
@@ -59,6 +70,17 @@ struct no_epilogue {
     static constexpr void backward(projection_call const&, token_view<T>, token_view<T>) {}
 };
 
+namespace detail {
+
+template <class Epilogue>
+inline constexpr bool takes_weights = false;
+template <class Epilogue>
+    requires requires { Epilogue::takes_weights; }
+inline constexpr bool takes_weights<Epilogue> = Epilogue::takes_weights;
+
+}  // namespace detail
+
+/// *Thread safety*: one per rank where the epilogue takes weights, as it then has a workspace.
 template <class Gemm, class Epilogue = no_epilogue>
 class dense {
     static_assert(multiplies_some_element<Gemm>());
@@ -67,7 +89,7 @@ class dense {
     using space_type = typename Gemm::space_type;
 
     explicit constexpr dense(Gemm gemm, Epilogue epilogue = {})
-        : gemm_(gemm), epilogue_(epilogue) {}
+        : gemm_(gemm), epilogue_(std::move(epilogue)) {}
 
     /// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv].
     template <class T>
@@ -78,7 +100,10 @@ class dense {
         multiply(x, weights.q, weights.q_bias, q);
         multiply(x, weights.k, weights.k_bias, k);
         multiply(x, weights.v, weights.v_bias, v);
-        epilogue_.forward(call, q, k);
+        if constexpr (detail::takes_weights<Epilogue>)
+            epilogue_.forward(call, weights, q, k);
+        else
+            epilogue_.forward(call, q, k);
     }
 
     /// dq, dk, dv -> dx [B, s, C], overwritten, and the weights' gradients, added to.
@@ -88,7 +113,17 @@ class dense {
                              dense_weights<T> const& weights, token_view<T> dq, token_view<T> dk,
                              token_view<T> dv, token_view<T> dx,
                              dense_gradients<T> const& gradients) const {
-        epilogue_.backward(call, dq, dk);
+        if constexpr (detail::takes_weights<Epilogue>) {
+            auto const elements = static_cast<std::size_t>(dq.size() + dk.size());
+            auto* const memory =
+                reinterpret_cast<T*>(again_.memory.reserve(elements * sizeof(T)).data());
+            token_view<T> const q(memory, dq.extents), k(memory + dq.size(), dk.extents);
+            multiply(x, weights.q, weights.q_bias, q);
+            multiply(x, weights.k, weights.k_bias, k);
+            epilogue_.backward(call, weights, q, k, dq, dk, gradients);
+        } else {
+            epilogue_.backward(call, dq, dk);
+        }
         multiply_back<T>(dq, weights.q, T(0), dx);
         multiply_back<T>(dk, weights.k, T(1), dx);
         multiply_back<T>(dv, weights.v, T(1), dx);
@@ -122,6 +157,15 @@ class dense {
     }
 
    private:
+    /// q and k once more. A copy of the projection begins with none.
+    struct workspace {
+        buffer<space_type> memory{};
+        workspace() = default;
+        workspace(workspace const&) noexcept {}
+        workspace& operator=(workspace const&) noexcept { return *this; }
+    };
+    struct no_workspace {};
+
     /// Rows of a view as matrices: one when batch and tokens lie at one stride, else one a sample.
     template <class T>
     struct matrix_rows {
@@ -211,6 +255,9 @@ class dense {
 
     [[no_unique_address]] Gemm gemm_;
     [[no_unique_address]] Epilogue epilogue_;
+    [[no_unique_address]] mutable std::conditional_t<detail::takes_weights<Epilogue>, workspace,
+                                                     no_workspace>
+        again_{};
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -9,14 +9,16 @@
 
 namespace ulysses::inline ULYSSES_ABI {
 
-/// The global positions of a rank's tokens, for projections and their epilogues.
+/// The global positions of a rank's tokens, and the step's documents, for projections and their
+/// epilogues. *Thread safety*: points into the step.
 template <class Space = host_space>
 queued<projection_call, Space> projection_call_of(sequence const& step, int rank,
                                                   typename Space::queue queue = {}) {
     auto const position = [](void const* orders, int r, std::int64_t token) {
         return static_cast<token_orders const*>(orders)->position(r, token);
     };
-    return {{{&step.queries(), rank, position}, {&step.keys(), rank, position}}, queue};
+    return {{{&step.queries(), rank, position}, {&step.keys(), rank, position}, step.visible({})},
+            queue};
 }
 
 /// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], local to a rank's
