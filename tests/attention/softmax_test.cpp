@@ -43,24 +43,28 @@ TEST_CASE_TEMPLATE("exp2_pack: exact ends", T, float, double) {
     CHECK(std::isnan(exp2_of(std::numeric_limits<T>::quiet_NaN())));
 }
 
-TEST_CASE("softmax rows: keys past those seen count for nothing, whatever the length") {
+TEST_CASE("softmax rows: keys before and past those seen count for nothing, whatever the length") {
     constexpr std::int64_t length = 256;
-    for (std::int64_t seen : {0, 1, 15, 63, 64, 65, 200})
-        for (std::int64_t count : {seen, (seen + length) / 2, length}) {
-            alignas(64) float scores[length];
-            alignas(64) float sums[ulysses::detail::lanes<float>];
-            for (std::int64_t j = 0; j < length; ++j)
-                scores[j] = j < seen ? -static_cast<float>(j) / 8 : 1000.0f;
-            auto const none = -std::numeric_limits<float>::infinity();
-            auto const now = ulysses::detail::softmax_row_largest(scores, seen, count, none);
-            CHECK(now == (seen > 0 ? 0.0f : none));
-            ulysses::detail::softmax_row_step<float>(scores, scores, seen, true, none, now, sums,
-                                                     nullptr, 0);
-            double expected = 0, sum = 0;
-            for (std::int64_t j = 0; j < seen; ++j)
-                expected += std::exp2(-static_cast<double>(j) / 8);
-            for (auto part : sums) sum += static_cast<double>(part);
-            CHECK(sum == doctest::Approx(expected).epsilon(1e-6));
-            for (auto j = seen; j < count; ++j) CHECK(scores[j] == 0.0f);
-        }
+    for (std::int64_t const begin : {0, 1, 63, 64, 100})
+        for (std::int64_t const size : {0, 1, 15, 63, 64, 65, 150})
+            for (auto const count : {begin + size, (begin + size + length) / 2, length}) {
+                ulysses::key_range const seen{begin, begin + size};
+                alignas(64) float scores[length];
+                alignas(64) float sums[ulysses::detail::lanes<float>] = {};
+                for (std::int64_t j = 0; j < length; ++j)
+                    scores[j] = seen.begin <= j && j < seen.end ? -static_cast<float>(j - begin) / 8
+                                                                : 1000.0f;
+                auto const none = -std::numeric_limits<float>::infinity();
+                auto const now = ulysses::detail::softmax_row_largest(scores, seen, count, none);
+                CHECK(now == (size > 0 ? 0.0f : none));
+                ulysses::detail::softmax_row_step<float>(scores, scores, seen, none, now, sums,
+                                                         nullptr, 0);
+                double expected = 0, sum = 0;
+                for (std::int64_t j = 0; j < size; ++j)
+                    expected += std::exp2(-static_cast<double>(j) / 8);
+                for (auto part : sums) sum += static_cast<double>(part);
+                CHECK(sum == doctest::Approx(expected).epsilon(1e-6));
+                for (std::int64_t j = 0; j < count; ++j)
+                    if (j < seen.begin || j >= seen.end) CHECK(scores[j] == 0.0f);
+            }
 }
