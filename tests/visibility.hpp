@@ -32,8 +32,8 @@ inline bool sees(ulysses::visibility const& rule, std::int64_t b, std::int64_t r
 }
 
 /// The keys from the first to the last that any of the rows of any of `samples` samples sees.
-inline ulysses::key_range seen_by_rows(ulysses::visibility const& rule, std::int64_t samples,
-                                       std::int64_t begin, std::int64_t end) {
+inline ulysses::index_range seen_by_rows(ulysses::visibility const& rule, std::int64_t samples,
+                                         std::int64_t begin, std::int64_t end) {
     auto first = rule.keys;
     std::int64_t last = 0;
     for (std::int64_t b = 0; b < samples; ++b)
@@ -41,5 +41,5 @@ inline ulysses::key_range seen_by_rows(ulysses::visibility const& rule, std::int
             for (std::int64_t key = 0; key < rule.keys; ++key)
                 if (sees(rule, b, row, key))
                     first = std::min(first, key), last = std::max(last, key + 1);
-    return first < last ? ulysses::key_range{first, last} : ulysses::key_range{};
+    return first < last ? ulysses::index_range{first, last} : ulysses::index_range{};
 }

@@ -10,6 +10,7 @@
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/describe.hpp>
 #include <ulysses/pipeline/features.hpp>
+#include <ulysses/pipeline/operand_types.hpp>
 #include <ulysses/pipeline/operands.hpp>
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/projection/none.hpp>
@@ -19,7 +20,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -328,41 +328,10 @@ class pipeline {
         if (status.code != errc::none) throw_error(status.code, status.text, ranks().rank());
     }
 
+    /// The element type of a call's operands, once they are seen to fit.
     template <class... X>
-    static consteval auto operand_type_of() {
-        static_assert((... && (tensor_like<X> || explain_tensor<X>())));
-        if constexpr ((... && tensor_like<X>)) {
-            using first = std::tuple_element_t<0, std::tuple<std::remove_cv_t<element_of_t<X>>...>>;
-            static_assert((... && std::is_same_v<first, std::remove_cv_t<element_of_t<X>>>),
-                          "ulysses: the operands of one call must have one element type.");
-            static_assert((... && same_space<space_type, space_of_t<X>>()));
-            static_assert(
-                (... && has_layout_or_none<X, Layout>),
-                "ulysses: a view that names a layout policy must name the pipeline's own: give a "
-                "sequence_local pipeline token_views, a head_local one head_views.");
-            static_assert(attention_for<Attention, first> || explain_attention<Attention, first>());
-            return std::type_identity<first>{};
-        } else {
-            return std::type_identity<float>{};  // what is wrong has been said
-        }
-    }
-    template <class... X>
-    using operand_type = typename decltype(operand_type_of<X...>())::type;
-
-    template <class X>
-    static consteval bool of_const_elements() {
-        if constexpr (tensor_like<X>)
-            return std::is_const_v<element_of_t<X>>;
-        else
-            return false;
-    }
-    template <class... X>
-    static consteval bool mutable_outputs() {
-        static_assert(
-            (... && !of_const_elements<X>()),
-            "ulysses: the elements of an output (o, y, dq, dk, dv, dx) must not be const.");
-        return true;
-    }
+    using operand_type =
+        typename decltype(operand_type_of<space_type, Layout, Attention, X...>())::type;
 
     auto queue() const { return queue_of(ranks()); }
 

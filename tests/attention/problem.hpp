@@ -178,7 +178,7 @@ problem<To> converted(problem<From> const& from) {
 /// Rows [begin, begin + rows) and some keys of a whole problem as an item of their own, in another
 /// layout.
 template <class T>
-problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, ulysses::key_range keys,
+problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, ulysses::index_range keys,
                    order layout) {
     auto size = whole.size;
     size.begin = begin, size.rows = rows, size.layout = layout;
@@ -229,7 +229,7 @@ double largest_difference(operand<X> const& x, operand<Y> const& y) {
 inline bool sees(sizes const& size, int64_t b, int64_t local_row, int64_t key) {
     return ::sees(size.rule(), b, size.begin + local_row, key);
 }
-inline ulysses::key_range seen_by_rows(sizes const& size, int64_t begin, int64_t end) {
+inline ulysses::index_range seen_by_rows(sizes const& size, int64_t begin, int64_t end) {
     return ::seen_by_rows(size.rule(), size.batch, begin, end);
 }
 

@@ -48,7 +48,7 @@ TEST_CASE("softmax rows: keys before and past those seen count for nothing, what
     for (std::int64_t const begin : {0, 1, 63, 64, 100})
         for (std::int64_t const size : {0, 1, 15, 63, 64, 65, 150})
             for (auto const count : {begin + size, (begin + size + length) / 2, length}) {
-                ulysses::key_range const seen{begin, begin + size};
+                ulysses::index_range const seen{begin, begin + size};
                 alignas(64) float scores[length];
                 alignas(64) float sums[ulysses::detail::lanes<float>] = {};
                 for (std::int64_t j = 0; j < length; ++j)

@@ -4,6 +4,8 @@
 #include <ulysses/comm/threads.hpp>
 #include <ulysses/plan/sequence.hpp>
 
+#include "../sanitizers.hpp"
+
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -21,18 +23,8 @@
 #include <unistd.h>
 
 // A sanitizer has allocation functions of its own, and address space without end.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CAN_RUN_OUT 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define CAN_RUN_OUT 0
-#endif
-#endif
-#if !defined(CAN_RUN_OUT)
-#define CAN_RUN_OUT 1
-#endif
 
-#if CAN_RUN_OUT
+#if !TEST_UNDER_SANITIZER
 
 namespace uly = ulysses;
 

@@ -275,8 +275,8 @@ TEST_CASE("threads: a window that was refused keeps no memory") {
         g.set_window_maker([&made, rank = g.rank()](std::size_t) {
             std::shared_ptr<std::byte> part;
             if (rank == 0) {
-                part = {static_cast<std::byte*>(::operator new (64, std::align_val_t{64})),
-                        [](std::byte* each) { ::operator delete (each, std::align_val_t{64}); }};
+                part = {static_cast<std::byte*>(::operator new(64, std::align_val_t{64})),
+                        [](std::byte* each) { ::operator delete(each, std::align_val_t{64}); }};
                 made = part;
             }
             return part;

@@ -2,6 +2,8 @@
 
 #include <ulysses/comm/threads.hpp>
 
+#include "../sanitizers.hpp"
+
 #include <doctest/doctest.h>
 
 #include <array>
@@ -16,18 +18,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-// A sanitizer ends the program where memory cannot be had.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CAN_RUN_OUT 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define CAN_RUN_OUT 0
-#endif
-#endif
-#if !defined(CAN_RUN_OUT)
-#define CAN_RUN_OUT 1
-#endif
 
 namespace uly = ulysses;
 using group = uly::threads::communicator;
@@ -595,7 +585,7 @@ TEST_CASE("threads: memory for windows that cannot be used is the same error on 
                    "make_window: a part must be aligned to 64: address modulo 64 is 1"));
 }
 
-#if CAN_RUN_OUT
+#if !TEST_UNDER_SANITIZER
 TEST_CASE("threads: a window that one rank has no memory for is out_of_memory on every rank") {
     auto const seen = same_error(3, [](group g) { g.make_window(std::size_t{1} << 60); });
     CHECK(seen.code == errc::out_of_memory);

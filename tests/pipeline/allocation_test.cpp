@@ -5,6 +5,7 @@
 #include <ulysses/projection/qk_norm.hpp>
 #include <ulysses/projection/rope.hpp>
 
+#include "../sanitizers.hpp"
 #include "six_steps.hpp"
 
 #include <doctest/doctest.h>
@@ -14,16 +15,7 @@
 #include <new>
 
 // A sanitizer has an operator new of its own, which clang links into the program.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define TEST_UNDER_SANITIZER 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TEST_UNDER_SANITIZER 1
-#endif
-
-#if !defined(TEST_UNDER_SANITIZER)
+#if !TEST_UNDER_SANITIZER
 
 namespace {
 
@@ -144,8 +136,8 @@ TEST_CASE("allocation: the counter counts") {
     // Called by name: compilers may leave out what a new expression or a container allocates.
     auto const before = allocations.load();
     ::operator delete(::operator new(100));
-    ::operator delete (::operator new (100, std::align_val_t{64}), std::align_val_t{64});
-    ::operator delete (::operator new (100, std::align_val_t{64}, std::nothrow),
+    ::operator delete(::operator new(100, std::align_val_t{64}), std::align_val_t{64});
+    ::operator delete(::operator new(100, std::align_val_t{64}, std::nothrow),
                        std::align_val_t{64});
     CHECK(allocations.load() == before + 3);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "../sanitizers.hpp"
 #include "six_steps.hpp"
 
 #include <doctest/doctest.h>
@@ -90,14 +91,6 @@ void check_broken(broken_call const& test, int ranks) {
     CHECK(same_bits(whole.dk, right.dk));
     CHECK(same_bits(whole.dv, right.dv));
 }
-
-#if defined(__SANITIZE_THREAD__)
-constexpr bool under_thread_sanitizer = true;
-#elif defined(__has_feature)
-constexpr bool under_thread_sanitizer = __has_feature(thread_sanitizer);
-#else
-constexpr bool under_thread_sanitizer = false;
-#endif
 
 #define FIT "extents [batch, tokens, heads, dim] must fit the step and shape: got "
 
@@ -481,7 +474,7 @@ TEST_CASE(
             CAPTURE(warm);
             // Until the first fence tells, ranks of different plans write the same bytes of an
             // inbox. Nobody reads them, but it is a race, and reported as one.
-            if (under_thread_sanitizer && warm && (what == fault::step || what == fault::type))
+            if (TEST_UNDER_THREAD_SANITIZER && warm && (what == fault::step || what == fault::type))
                 continue;
             results<double> whole(p);
             std::vector<outcome> seen(3);

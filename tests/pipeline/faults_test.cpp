@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "../faulty.hpp"
+#include "../sanitizers.hpp"
 #include "six_steps.hpp"
 
 #include <doctest/doctest.h>
@@ -16,17 +17,6 @@
 #include <optional>
 #include <set>
 #include <thread>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define ULYSSES_FAULTS_ARE_SLOW 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define ULYSSES_FAULTS_ARE_SLOW 1
-#endif
-#endif
-#if !defined(ULYSSES_FAULTS_ARE_SLOW)
-#define ULYSSES_FAULTS_ARE_SLOW 0
-#endif
 
 // Every call that a rank makes of its communicator, and every item that a functor is given, fails in
 // every way, on every rank. All ranks must end with a typed error, the prompt ones long before the
@@ -51,7 +41,7 @@ constexpr milliseconds prompt = std::chrono::seconds(20);
 constexpr int workers = 24;
 
 std::vector<int> struck_ranks() {
-    if (ULYSSES_FAULTS_ARE_SLOW) return {0, 2, 3};
+    if (TEST_UNDER_SANITIZER) return {0, 2, 3};
     return {0, 1, 2, 3};
 }
 

@@ -4,6 +4,8 @@
 #include <ulysses/core/shape.hpp>
 #include <ulysses/plan/sequence.hpp>
 
+#include "../sanitizers.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -18,24 +20,12 @@ namespace plan_cases {
 namespace uly = ulysses;
 using std::int64_t;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define ULYSSES_TESTS_ARE_SLOW
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define ULYSSES_TESTS_ARE_SLOW
-#endif
-#endif
-
 /// How many random cases a property is tried on: `all`, or a twentieth in a build that checks every
 /// access; ULYSSES_TEST_CASES says it otherwise.
 inline std::uint64_t how_many(std::uint64_t all) {
     if (auto const* given = std::getenv("ULYSSES_TEST_CASES"))
         return std::max<std::uint64_t>(1, std::strtoull(given, nullptr, 10));
-#if defined(ULYSSES_TESTS_ARE_SLOW)
-    return all / 20;
-#else
-    return all;
-#endif
+    return TEST_UNDER_SANITIZER ? all / 20 : all;
 }
 
 using runs = std::vector<uly::token_run>;

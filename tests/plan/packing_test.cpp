@@ -106,6 +106,13 @@ TEST_CASE("packing: what cannot be is refused with its values") {
     refused({.lengths = longer}, "sample 1 has length 9 of 8 keys");
     refused({.query_positions = three}, "query_positions must name one for each sample: 3");
     refused({.query_positions = wild}, "sample 1 has 99, 8 queries, 8 keys");
+    auto vast = uly::sequence::split(2, 4, (int64_t{1} << 31) - 1);
+    list const all(4, 1);
+    auto const beyond = refusal_of([&] { vast.pack({.lengths = all}); });
+    CHECK_MESSAGE(
+        beyond.find("samples that differ must see less than 2^62 keys together: 4 samples "
+                    "of 2147483647 queries") != std::string::npos,
+        beyond);
     std::vector<runs> const queries{{{0, 4}}, {{4, 4}}}, keys{{{0, 9}}, {{9, 3}}};
     auto cross = uly::sequence::of(1, queries, keys);
     list const two{0, 4};
@@ -180,4 +187,41 @@ TEST_CASE("packing: work is balanced under windows and documents (4096 rows and 
                           mean + static_cast<double>(multiple * longest));
             }
     }
+}
+
+TEST_CASE("packing: a plan that was copied has its own rule") {
+    auto step = uly::sequence::split(2, 2, 8);
+    list const documents{0, 3, 5, 11};
+    step.pack({.documents = documents});
+    auto const layer = uly::checked({.heads = 2, .head_dim = 1});
+    uly::plan copied;
+    {
+        uly::plan made;
+        made.rebuild(layer, step, 2, 0, 1);
+        copied = made;
+        made.rebuild(layer, uly::sequence::split(2, 2, 8), 2, 0, 1);
+    }
+    CHECK(copied.visible().keys_of(0, 4) == uly::index_range{3, 5});
+    CHECK(copied.visible().keys_of(1, 0) == uly::index_range{0, 3});
+}
+
+TEST_CASE("packing: ranks whose steps are packed otherwise are told so") {
+    std::vector<std::string> texts(2);
+    uly::threads::run(2, [&](uly::threads::communicator group) {
+        auto step = uly::sequence::split(2, 1, 8);
+        list const documents{0, 3 + group.rank()};
+        step.pack({.documents = documents});
+        uly::plan moves;
+        moves.rebuild(uly::checked({.heads = 2, .head_dim = 1}), step, 2, group.rank(), 1);
+        uly::fence_status status{.call = group.begin_call(), .plan = moves.hash()};
+        status.terms = moves.terms();
+        try {
+            group.fence(status);
+        } catch (uly::disagreement const& e) {
+            texts[at(group.rank())] = e.what();
+        }
+    });
+    CHECK(texts[0] == texts[1]);
+    CHECK(texts[0].find("every rank must pass the same token orders and packing: plan of rank 0") !=
+          std::string::npos);
 }

@@ -24,7 +24,7 @@ thread_local std::size_t allocations = 0;
 
 // Every allocation of this program is counted on its thread, so that a steady state can be seen to
 // make none. Sanitizers bring allocation functions of their own.
-#if !defined(ULYSSES_TESTS_ARE_SLOW)
+#if !TEST_UNDER_SANITIZER
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
     ++allocations;
     if (auto* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;

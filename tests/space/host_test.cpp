@@ -2,6 +2,8 @@
 
 #include <ulysses/space/host.hpp>
 
+#include "../sanitizers.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,18 +17,6 @@
 #include <random>
 #include <span>
 #include <vector>
-
-// A sanitizer ends the program where memory cannot be had.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CAN_RUN_OUT 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define CAN_RUN_OUT 0
-#endif
-#endif
-#if !defined(CAN_RUN_OUT)
-#define CAN_RUN_OUT ULYSSES_EXCEPTIONS
-#endif
 
 namespace {
 
@@ -408,7 +398,7 @@ TEST_CASE("host memory is aligned, and its absence is a typed error") {
         host_space::deallocate({}, memory, bytes);
     }
     host_space::deallocate({}, nullptr, 0);
-#if CAN_RUN_OUT
+#if ULYSSES_EXCEPTIONS && !TEST_UNDER_SANITIZER
     auto const most = std::numeric_limits<std::size_t>::max() / 4;
     CHECK_THROWS_AS(host_space::deallocate({}, host_space::allocate({}, most), most),
                     uly::out_of_memory);

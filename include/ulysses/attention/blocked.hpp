@@ -282,7 +282,8 @@ class blocked_attention {
         std::fill_n(space.dq, tile.rows() * q.dim(), A(0));
         detail::for_each_key_tile(grid, tile, [&](std::int64_t key, std::int64_t end) {
             auto const from = first_key(tile, key);
-            auto const keys = detail::tile_operand<A>(views.k, b, g, call.key_begin, from, end, space.k);
+            auto const keys =
+                detail::tile_operand<A>(views.k, b, g, call.key_begin, from, end, space.k);
             auto const values =
                 detail::tile_operand<A>(views.v, b, g, call.key_begin, from, end, space.v);
             detail::for_each_band(
@@ -329,7 +330,7 @@ class blocked_attention {
                                             keys, space.lse[i], space.delta[i]);
         }
         // Of the band's keys those that the item holds; the others have probability 0.
-        key_range const held{
+        index_range const held{
             std::clamp(call.key_begin, band.keys.begin, band.keys.end),
             std::clamp(call.key_begin + dk.tokens(), band.keys.begin, band.keys.end)};
         if (held.size() > 0) {

@@ -35,7 +35,7 @@ T rounded(double value) {
 }
 
 /// The keys that a row of the view sees, counted from the view's first.
-inline key_range local_keys(attention_call const& call, std::int64_t b, std::int64_t i) {
+inline index_range local_keys(attention_call const& call, std::int64_t b, std::int64_t i) {
     auto const seen = call.visible.keys_of(b, call.query_begin + i);
     return {seen.begin - call.key_begin, seen.end - call.key_begin};
 }
@@ -43,7 +43,7 @@ inline key_range local_keys(attention_call const& call, std::int64_t b, std::int
 /// p[j] = softmax over the keys a row sees; returns the log of its denominator.
 template <class T>
 double softmax_row(attention_call const& call, T const* q, head_view<T const> const& k,
-                   std::int64_t b, std::int64_t kv_head, key_range seen, double* p) {
+                   std::int64_t b, std::int64_t kv_head, index_range seen, double* p) {
     auto largest = -std::numeric_limits<double>::infinity();
     for (auto j = seen.begin; j < seen.end; ++j) {
         p[j] = call.scale * dot(q, k.row(b, j, kv_head), k.dim());

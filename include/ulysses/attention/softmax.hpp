@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/config/macros.hpp>
+#include <ulysses/core/index_range.hpp>
 #include <ulysses/core/pack.hpp>
-#include <ulysses/core/visibility.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -77,7 +77,7 @@ template <class T>
 
 /// The part of a row's keys that is worked on: the keys it sees, [begin, end), widened to whole steps.
 template <class T>
-constexpr key_range whole_steps(key_range seen) {
+constexpr index_range whole_steps(index_range seen) {
     constexpr auto step = softmax_step<T>;
     if (seen.size() == 0) return {0, 0};
     return {seen.begin / step * step, (seen.end + step - 1) / step * step};
@@ -86,7 +86,7 @@ constexpr key_range whole_steps(key_range seen) {
 /// Masks the keys a row does not see: in the steps that it has a part in with -inf, all others of
 /// `count` with 0. Returns the whole steps.
 template <class T>
-key_range mask_row(T* scores, key_range seen, std::int64_t count) {
+index_range mask_row(T* scores, index_range seen, std::int64_t count) {
     auto const steps = whole_steps<T>(seen);
     std::fill(scores, scores + steps.begin, T(0));
     if (seen.size() > 0) {
@@ -102,7 +102,7 @@ key_range mask_row(T* scores, key_range seen, std::int64_t count) {
 /// this a few at a time, ahead of `softmax_row_step`, so that one row's reduction overlaps with
 /// another's work.
 template <class T>
-[[gnu::noinline]] ULYSSES_WIDE_VECTORS T softmax_row_largest(T* scores, key_range seen,
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS T softmax_row_largest(T* scores, index_range seen,
                                                              std::int64_t count, T before) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
     auto const steps = mask_row(scores, seen, count);
@@ -125,7 +125,7 @@ template <class T>
 /// softmax" (2018).
 template <class T>
 [[gnu::noinline]] ULYSSES_WIDE_VECTORS void softmax_row_step(T* scores, T const* next,
-                                                             key_range seen, T before, T now,
+                                                             index_range seen, T before, T now,
                                                              T* sums, T* out, std::int64_t dim) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
     auto const steps = whole_steps<T>(seen);
@@ -152,7 +152,7 @@ template <class T>
 /// is base 2.
 template <class T>
 [[gnu::noinline]] ULYSSES_WIDE_VECTORS void
-softmax_row_backward(T* scores, T* dp, key_range seen, std::int64_t count, T lse, T delta) {
+softmax_row_backward(T* scores, T* dp, index_range seen, std::int64_t count, T lse, T delta) {
     constexpr auto width = static_cast<std::int64_t>(lanes<T>);
     auto const steps = mask_row(scores, seen, count);
     auto const base = fill_pack(lse);

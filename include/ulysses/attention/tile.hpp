@@ -30,7 +30,7 @@ struct row_tile {
     std::int64_t sample;
     std::int64_t begin, end;
     std::int64_t own_begin, own_end;
-    key_range keys;  ///< that the tile sees
+    index_range keys;  ///< that the tile sees
 
     std::int64_t rows() const { return end - begin; }
     std::int64_t own_rows() const { return own_end - own_begin; }
@@ -41,7 +41,7 @@ struct row_tile {
 struct row_band {
     std::int64_t begin, end;
     std::int64_t own_begin, own_end;
-    key_range keys;
+    index_range keys;
 
     std::int64_t rows() const { return end - begin; }
 };
@@ -77,8 +77,8 @@ void for_each_band(attention_call const& call, attention_grid const& grid, row_t
         auto const own_end = std::min(end, tile.own_end);
         if (own_begin >= own_end) continue;
         auto const seen = call.visible.keys_of_rows(tile.sample, begin, end);
-        key_range const keys{std::max(seen.begin, key) / grid.band_keys * grid.band_keys,
-                             std::min(seen.end, key_end)};
+        index_range const keys{std::max(seen.begin, key) / grid.band_keys * grid.band_keys,
+                               std::min(seen.end, key_end)};
         if (seen.size() == 0 || keys.size() <= 0) continue;
         if (trimmed)
             body(row_band{own_begin, own_end, own_begin, own_end, keys});
@@ -88,8 +88,8 @@ void for_each_band(attention_call const& call, attention_grid const& grid, row_t
 }
 
 /// The keys of `band` that global row `row` sees, counted from the band's first.
-constexpr key_range keys_in(attention_call const& call, row_tile const& tile, row_band const& band,
-                            std::int64_t row) {
+constexpr index_range keys_in(attention_call const& call, row_tile const& tile,
+                              row_band const& band, std::int64_t row) {
     auto const seen = call.visible.keys_of(tile.sample, row);
     auto const begin = std::clamp(seen.begin, band.keys.begin, band.keys.end);
     return {begin - band.keys.begin, std::clamp(seen.end, begin, band.keys.end) - band.keys.begin};

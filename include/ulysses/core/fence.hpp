@@ -146,7 +146,7 @@ inline void expect_same_call(fence_status const& first, fence_status const& othe
         }
     if (other.plan != first.plan)
         throw_disagreement(
-            rank, "every rank must pass the same token orders",
+            rank, "every rank must pass the same token orders and packing",
             concat("plan of rank 0 is ", first.plan, ", of rank ", rank, " ", other.plan));
 }
 

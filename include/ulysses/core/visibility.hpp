@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/config/macros.hpp>
+#include <ulysses/core/index_range.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -25,14 +26,6 @@ enum class mask : std::uint8_t {
 struct window {
     std::int64_t left = -1, right = -1;
     friend constexpr bool operator==(window const&, window const&) = default;
-};
-
-/// Keys [begin, end), global indices; what a row does not see is never in between.
-struct key_range {
-    std::int64_t begin = 0, end = 0;
-
-    constexpr std::int64_t size() const { return end - begin; }
-    friend constexpr bool operator==(key_range const&, key_range const&) = default;
 };
 
 /// What one sample of a step brings.
@@ -68,7 +61,7 @@ struct visibility {
     }
 
     /// The keys of a document that are there; of the whole sample where there are no documents.
-    constexpr key_range document(sample_keys const& own, std::int64_t which) const {
+    constexpr index_range document(sample_keys const& own, std::int64_t which) const {
         if (which < 0) return {own.begin, own.end};
         auto const begin = documents[static_cast<std::size_t>(which)];
         auto const last = which + 1 == own.first_document + own.documents;
@@ -77,7 +70,7 @@ struct visibility {
     }
 
     /// The keys that global query row `row` of sample `b` sees.
-    constexpr key_range keys_of(std::int64_t b, std::int64_t row) const {
+    constexpr index_range keys_of(std::int64_t b, std::int64_t row) const {
         auto const own = sample(b);
         auto const p = row + own.position;
         auto [begin, end] = document(own, document_of(own, p));
@@ -88,9 +81,9 @@ struct visibility {
     }
 
     /// The keys that rows [begin, end) of sample `b` see together.
-    constexpr key_range keys_of_rows(std::int64_t b, std::int64_t begin, std::int64_t end) const {
-        return begin < end ? key_range{keys_of(b, begin).begin, keys_of(b, end - 1).end}
-                           : key_range{};
+    constexpr index_range keys_of_rows(std::int64_t b, std::int64_t begin, std::int64_t end) const {
+        return begin < end ? index_range{keys_of(b, begin).begin, keys_of(b, end - 1).end}
+                           : index_range{};
     }
 };
 

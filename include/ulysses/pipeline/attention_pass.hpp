@@ -256,7 +256,7 @@ class attention_pass {
         fence_status status;
         if (exchanging(moves)) status.call = ranks_.begin_call();
         status.plan = moves.hash();
-        status.terms = terms_of(moves);
+        status.terms = moves.terms();
         set(status, term::call, static_cast<std::int64_t>(kind));
         set(status, term::element_type, static_cast<std::int64_t>(type));
         return status;

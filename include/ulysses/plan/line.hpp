@@ -100,14 +100,14 @@ class line {
     }
 
     /// The keys that rows [begin, end) may see, in any sample.
-    constexpr key_range key_span(std::int64_t begin, std::int64_t end) const {
-        key_range all;
+    constexpr index_range key_span(std::int64_t begin, std::int64_t end) const {
+        index_range all;
         for (std::int64_t b = 0; b < samples_; ++b) {
             auto const own = rule_.keys_of_rows(b, begin, end);
             if (own.size() == 0) continue;
             all = all.size() == 0
                       ? own
-                      : key_range{std::min(all.begin, own.begin), std::max(all.end, own.end)};
+                      : index_range{std::min(all.begin, own.begin), std::max(all.end, own.end)};
         }
         return all;
     }

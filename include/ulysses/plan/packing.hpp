@@ -70,6 +70,11 @@ class packing {
     static void check(packing_options const& given, std::int64_t batch, std::int64_t queries,
                       std::int64_t keys, where at) {
         auto const samples = static_cast<std::size_t>(batch);
+        // Work is counted over all samples.
+        if (!given.empty() && batch > (std::int64_t{1} << 62) / queries / keys)
+            raise(errc::invalid_sequence, at, "sequence",
+                  "samples that differ must see less than 2^62 keys together", batch,
+                  " samples of ", queries, " queries and ", keys, " keys");
         if (!given.lengths.empty() && given.lengths.size() != samples)
             raise(errc::invalid_sequence, at, "sequence", "lengths must name one for each sample",
                   given.lengths.size(), " lengths, batch ", batch);

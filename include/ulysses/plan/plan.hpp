@@ -5,6 +5,7 @@
 #include <ulysses/core/fence.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/plan/blocks.hpp>
+#include <ulysses/plan/hash.hpp>
 #include <ulysses/plan/line.hpp>
 #include <ulysses/plan/sequence.hpp>
 #include <ulysses/plan/share.hpp>
@@ -54,14 +55,15 @@ class plan {
         own_queries_ = step.queries().count(rank);
         own_keys_ = step.keys().count(rank);
         holds_all_in_order_ = in_order(step.queries()) && in_order(step.keys());
-        hash_ = combined_hash(step);
-        rule_ = step.visible(layer);
-        samples_.assign(rule_.samples.begin(), rule_.samples.end());
-        documents_.assign(rule_.documents.begin(), rule_.documents.end());
-        rule_.samples = samples_;
-        rule_.documents = documents_;
-        deal(line(layer, rule_, batch_, ranks, row_multiple,
-                  rule_.uniform() ? row_weights(rule_) : row_weights(rule_, document_weights_)));
+        word_hash hash(step.hash());
+        for (auto const word : terms()) hash.add(word);
+        hash_ = hash.value();
+        auto const rule = step.visible(layer);
+        samples_.assign(rule.samples.begin(), rule.samples.end());
+        documents_.assign(rule.documents.begin(), rule.documents.end());
+        rule_ = line::rule_of(layer, queries_, keys_);
+        deal(line(layer, rule, batch_, ranks, row_multiple,
+                  rule.uniform() ? row_weights(rule) : row_weights(rule, document_weights_)));
         list_blocks(step);
         list_sums(step);
         count_rows();
@@ -79,8 +81,37 @@ class plan {
     /// True when this rank's local tokens are the whole sequence in global order.
     bool holds_all_in_order() const { return holds_all_in_order_; }
     std::int64_t row_multiple() const { return row_multiple_; }
-    /// Which keys each query row sees; valid as long as this plan is.
-    visibility const& visible() const { return rule_; }
+    /// Which keys each query row sees; points into this plan.
+    visibility visible() const {
+        auto rule = rule_;
+        rule.samples = samples_;
+        rule.documents = documents_;
+        return rule;
+    }
+
+    /// What ranks must pass alike for their plans to fit; the call, its element type, fence and
+    /// windows are the caller's.
+    call_terms terms() const {
+        call_terms all{};
+        auto const set = [&](term which, auto value) {
+            all[static_cast<std::size_t>(which)] = static_cast<std::int64_t>(value);
+        };
+        set(term::heads, layer_.heads);
+        set(term::kv_heads, layer_.kv_heads);
+        set(term::head_dim, layer_.head_dim);
+        set(term::value_dim, layer_.value_dim);
+        set(term::mask, layer_.mask);
+        set(term::window_left, layer_.window.left);
+        set(term::window_right, layer_.window.right);
+        set(term::assignment, layer_.assignment);
+        set(term::keep, layer_.keep);
+        set(term::scale, layer_.scale.bits);
+        set(term::row_multiple, row_multiple_);
+        set(term::batch, batch_);
+        set(term::queries, queries_);
+        set(term::keys, keys_);
+        return all;
+    }
     std::uint64_t hash() const { return hash_; }
 
     work_items const& items(int rank) const {
@@ -111,19 +142,6 @@ class plan {
         auto const runs = orders.runs(rank_);
         return runs.size() == 1 && runs[0].count == orders.total() &&
                (runs[0].stride == 1 || runs[0].count == 1);
-    }
-
-    std::uint64_t combined_hash(sequence const& step) const {
-        auto hash = step.hash();
-        for (auto const word :
-             {layer_.heads, layer_.kv_heads, layer_.head_dim, layer_.value_dim,
-              static_cast<std::int64_t>(layer_.mask), layer_.window.left, layer_.window.right,
-              static_cast<std::int64_t>(layer_.assignment), static_cast<std::int64_t>(layer_.keep),
-              static_cast<std::int64_t>(layer_.scale.bits), row_multiple_}) {
-            hash = (hash ^ static_cast<std::uint64_t>(word)) * 1099511628211u;
-            hash ^= hash >> 32;
-        }
-        return hash;
     }
 
     void deal(line const& cuts) {
@@ -200,7 +218,7 @@ class plan {
         }
     }
 
-    /// Heads of a region that share the rows of `token_span`.
+    /// Heads of a region that share the rows of `index_range`.
     struct region_heads {
         int peer;
         std::int64_t head, heads;
@@ -210,7 +228,7 @@ class plan {
 
     /// Lists the tokens of `runs` that lie in `rows`; returns how many message rows they take from
     /// `first_message_row` on.
-    std::int64_t list_span(std::vector<plan_block>& list, token_runs runs, token_span rows,
+    std::int64_t list_span(std::vector<plan_block>& list, token_runs runs, index_range rows,
                            region_heads const& place, std::int64_t first_message_row) {
         std::int64_t count = 0;
         for (auto const& run : runs) {
@@ -236,7 +254,7 @@ class plan {
 
     /// Calls `use(local token, count, global index, stride)` for the tokens of `runs` in `rows`.
     template <class Use>
-    static void for_tokens(token_runs runs, token_span rows, Use const& use) {
+    static void for_tokens(token_runs runs, index_range rows, Use const& use) {
         std::int64_t token = 0;
         for (auto const& run : runs) {
             auto const part = run.within(rows.begin, rows.end);
@@ -306,7 +324,7 @@ class plan {
             }
         std::sort(edges_.begin(), edges_.end());
         for (std::size_t e = 0; e + 1 < edges_.size(); ++e) {
-            token_span const rows{edges_[e], edges_[e + 1]};
+            index_range const rows{edges_[e], edges_[e + 1]};
             if (rows.begin == rows.end) continue;
             for_tokens(
                 step.keys().runs(rank_), rows,
@@ -355,7 +373,7 @@ class plan {
     std::int64_t batch_ = 0, queries_ = 0, keys_ = 0, own_queries_ = 0, own_keys_ = 0;
     bool holds_all_in_order_ = false;
     std::uint64_t hash_ = 0;
-    visibility rule_;
+    visibility rule_;  ///< without the lists that follow
     std::vector<sample_keys> samples_;
     std::vector<std::int64_t> documents_, document_weights_;
     std::vector<rank_share> shares_;
@@ -370,30 +388,5 @@ class plan {
     std::vector<int> users_;
     std::vector<std::int64_t> edges_;
 };
-
-/// What ranks must pass alike for their plans to fit; the call, its element type, fence and windows
-/// are the caller's.
-inline call_terms terms_of(plan const& moves) {
-    auto const& layer = moves.layer();
-    return {0,
-            0,
-            layer.heads,
-            layer.kv_heads,
-            layer.head_dim,
-            layer.value_dim,
-            static_cast<std::int64_t>(layer.mask),
-            layer.window.left,
-            layer.window.right,
-            static_cast<std::int64_t>(layer.assignment),
-            static_cast<std::int64_t>(layer.keep),
-            static_cast<std::int64_t>(layer.scale.bits),
-            moves.row_multiple(),
-            moves.batch(),
-            moves.queries(),
-            moves.keys(),
-            0,
-            0,
-            0};
-}
 
 }  // namespace ulysses::inline ULYSSES_ABI

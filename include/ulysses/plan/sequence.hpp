@@ -6,6 +6,7 @@
 #include <ulysses/core/explain.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/visibility.hpp>
+#include <ulysses/plan/hash.hpp>
 #include <ulysses/plan/packing.hpp>
 #include <ulysses/plan/token_order.hpp>
 
@@ -220,9 +221,9 @@ class sequence {
                                mine.packing.query_positions};
         for (std::size_t i = 0; i < lists.size(); ++i) {
             own.lists[i] = lists[i].size();
-            own.contents[i] = 14695981039346656037u;
-            for (auto const value : lists[i])
-                fold(own.contents[i], static_cast<std::uint64_t>(value));
+            word_hash hash;
+            for (auto const value : lists[i]) hash.add(value);
+            own.contents[i] = hash.value();
         }
         if (!mine.positions.empty())
             own.positions = static_cast<std::int64_t>(mine.positions.size());
@@ -355,14 +356,15 @@ class sequence {
     }
 
     void set_hash() {
-        hash_ = 14695981039346656037u;  // FNV-1a over 64-bit words, folded
-        mix(static_cast<std::uint64_t>(batch_));
-        mix_orders(queries_);
-        if (cross_) mix_orders(keys_);
+        word_hash hash;
+        hash.add(batch_);
+        add_orders(hash, queries_);
+        if (cross_) add_orders(hash, keys_);
         for (auto const& own : packing_.samples())
             for (auto const word : {own.begin, own.end, own.position, own.documents})
-                mix(static_cast<std::uint64_t>(word));
-        for (auto const first : packing_.documents()) mix(static_cast<std::uint64_t>(first));
+                hash.add(word);
+        for (auto const first : packing_.documents()) hash.add(first);
+        hash_ = hash.value();
     }
 
     void clear() {
@@ -374,20 +376,12 @@ class sequence {
         hash_ = 0;
     }
 
-    static void fold(std::uint64_t& hash, std::uint64_t word) {
-        hash = (hash ^ word) * 1099511628211u;
-        hash ^= hash >> 32;
-    }
-    void mix(std::uint64_t word) { fold(hash_, word); }
-    void mix_orders(token_orders const& orders) {
-        mix(static_cast<std::uint64_t>(orders.ranks()));
+    static void add_orders(word_hash& hash, token_orders const& orders) {
+        hash.add(orders.ranks());
         for (int r = 0; r < orders.ranks(); ++r) {
-            mix(orders.runs(r).size());
-            for (auto const& run : orders.runs(r)) {
-                mix(static_cast<std::uint64_t>(run.begin));
-                mix(static_cast<std::uint64_t>(run.count));
-                mix(static_cast<std::uint64_t>(run.stride));
-            }
+            hash.add(orders.runs(r).size());
+            for (auto const& run : orders.runs(r))
+                for (auto const word : {run.begin, run.count, run.stride}) hash.add(word);
         }
     }
 

@@ -1,8 +1,8 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/index_range.hpp>
 #include <ulysses/plan/line.hpp>
-#include <ulysses/plan/token_order.hpp>
 
 #include <algorithm>
 #include <array>
@@ -14,9 +14,9 @@ namespace ulysses::inline ULYSSES_ABI {
 /// Keys in ascending order, in as few spans as they lie in.
 class key_spans {
    public:
-    void add(token_span span) {
+    void add(index_range span) {
         if (span.begin >= span.end) return;
-        std::array<token_span, most + 1> all{};
+        std::array<index_range, most + 1> all{};
         std::size_t count = 0;
         auto placed = false;
         for (auto const& each : *this)
@@ -34,23 +34,21 @@ class key_spans {
         size_ = count;
     }
 
-    token_span const* begin() const { return spans_.data(); }
-    token_span const* end() const { return spans_.data() + size_; }
+    index_range const* begin() const { return spans_.data(); }
+    index_range const* end() const { return spans_.data() + size_; }
 
-    bool covers(token_span span) const {
-        return std::any_of(begin(), end(), [&](token_span each) {
+    bool covers(index_range span) const {
+        return std::any_of(begin(), end(), [&](index_range each) {
             return each.begin <= span.begin && span.end <= each.end;
         });
     }
     friend bool operator==(key_spans const& a, key_spans const& b) {
-        return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](token_span x, token_span y) {
-            return x.begin == y.begin && x.end == y.end;
-        });
+        return std::equal(a.begin(), a.end(), b.begin(), b.end());
     }
 
    private:
     static constexpr std::size_t most = 5;  ///< items of a rank
-    std::array<token_span, most + 1> spans_{};
+    std::array<index_range, most + 1> spans_{};
     std::size_t size_ = 0;
 };
 

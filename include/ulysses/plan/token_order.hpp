@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/index_range.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -11,11 +12,6 @@
 
 /// Which tokens of the global sequence each rank holds, and in which order.
 namespace ulysses::inline ULYSSES_ABI {
-
-/// Half-open range of tokens.
-struct token_span {
-    std::int64_t begin = 0, end = 0;
-};
 
 /// `count` tokens at global indices begin, begin + stride, begin + 2 stride, ...
 struct token_run {
@@ -27,7 +23,7 @@ struct token_run {
     constexpr std::int64_t last() const { return at(count - 1); }
 
     /// The indices i whose token lies in global [from, to), as a half-open range.
-    constexpr token_span within(std::int64_t from, std::int64_t to) const {
+    constexpr index_range within(std::int64_t from, std::int64_t to) const {
         auto const first_at = [&](std::int64_t token) {
             return std::clamp<std::int64_t>(
                 token <= begin ? 0 : (token - begin + stride - 1) / stride, 0, count);

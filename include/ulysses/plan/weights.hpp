@@ -28,7 +28,7 @@ constexpr std::int64_t sum_of_at_least_1(std::int64_t from, std::int64_t to) {
 /// The weight of positions [from, to) of one document: for each max(1, keys seen), where position p
 /// sees min(C, p + A, D - p) keys: all that the window and the document hold, from the document's
 /// begin to the row's right edge, from its left edge to the document's end.
-constexpr std::int64_t weight_in(visibility const& rule, key_range const& keys, std::int64_t from,
+constexpr std::int64_t weight_in(visibility const& rule, index_range const& keys, std::int64_t from,
                                  std::int64_t to) {
     constexpr auto without_limit = std::int64_t{1} << 32;
     auto const left = rule.window.left >= 0 ? rule.window.left : without_limit;
@@ -89,7 +89,7 @@ class row_weights {
 
     /// Positions of the sample's rows in document `d`; the first also has those before it, the last
     /// those after.
-    constexpr key_range positions_of(sample_keys const& own, std::int64_t d) const {
+    constexpr index_range positions_of(sample_keys const& own, std::int64_t d) const {
         auto const begin = rule_.documents[static_cast<std::size_t>(d)];
         auto const last = d + 1 == own.first_document + own.documents;
         auto const end =
