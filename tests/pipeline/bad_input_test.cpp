@@ -459,7 +459,7 @@ TEST_CASE(
     enum class fault { step, longer_step, shape, kind, type };
     auto const named = [](fault what) -> std::string_view {
         switch (what) {
-            case fault::step: return "token orders: plan of rank 0 is ";
+            case fault::step: return "token orders and packing: plan of rank 0 is ";
             case fault::longer_step: return "queries: rank 0 has 9, rank 1 has 90";
             case fault::shape: return "scale: rank 0 has 1 / sqrt(head_dim), rank 1 has 0.125";
             case fault::kind: return "call: rank 0 has attend, rank 1 has attend_backward";

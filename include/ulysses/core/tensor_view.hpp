@@ -60,7 +60,8 @@ struct tensor_view {
     ULYSSES_HD constexpr std::int64_t heads() const { return extents[2]; }
     ULYSSES_HD constexpr std::int64_t dim() const { return extents[3]; }
     ULYSSES_HD constexpr std::int64_t size() const {
-        return extents[0] * extents[1] * extents[2] * extents[3];
+        return detail::wrapping_product(detail::wrapping_product(extents[0], extents[1]),
+                                        detail::wrapping_product(extents[2], extents[3]));
     }
 
     /// Address of the contiguous row of `dim()` elements of one token and head.
