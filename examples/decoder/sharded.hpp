@@ -62,7 +62,7 @@ struct EngineKernel {
     // [snippet kernel_backward]
     void backward(ulysses::attention_call const& call,
                   ulysses::attention_backward_views<float> const& views) const {
-        auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;
+        auto const& [q, k, v, o, dout, lse, dq, dk, dv, dlogits] = views;
         auto* const weights = reinterpret_cast<float*>(call.workspace.data());
         for (std::int64_t b = 0; b < q.batch(); ++b)
             for (std::int64_t h = 0; h < q.heads(); ++h)

@@ -61,6 +61,14 @@ class pipeline {
     static_assert(std::is_same_v<Shape, shape> || detail::is_fixed_shape<Shape>,
                   "ulysses: a pipeline's shape is ulysses::shape or ulysses::fixed<...>.");
 
+    /// The element type of a call's operands, once they are seen to fit.
+    template <class... X>
+    using operand_type = typename decltype(operand_type_of<typename Comm::space_type, Layout,
+                                                           Attention, X...>())::type;
+    /// Where a backward call with these operands adds the gradients of what its scores learn.
+    template <class... X>
+    using gradients_of = logit_gradients<accumulator_t<operand_type<X...>>>;
+
    public:
     using space_type = typename Comm::space_type;
     using context_type = context<Comm>;
@@ -88,7 +96,8 @@ class pipeline {
     /// What backward needs of forward; one a layer (and a micro-batch in flight), reused.
     context_type make_context() const { return {}; }
 
-    /// Steps 3 to 5 for inference: o = attention(q, k, v).
+    /// Steps 3 to 5 for inference: o = attention(q, k, v). `logits` has what the layer's scores take
+    /// beside q and k; with a dropout key, the call drops as in training.
     ///
     /// *Shape*: sequence_local: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], o [B, s, Hq,
     /// Dv], where s are the tokens `step` gives this rank; head_local: all tokens, the heads of
@@ -96,8 +105,8 @@ class pipeline {
     /// every rank when an operand on any of them does not fit.
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, Q const& q, K const& k, V const& v, O const& o,
-                where at = where::here()) {
-        attend_with(step, nullptr, q, k, v, o, at);
+                logit_inputs const& logits = {}, where at = where::here()) {
+        attend_with(step, nullptr, q, k, v, o, logits, at);
     }
 
     /// Steps 3 to 5 for training: also fills `saved`. With keep::exchanged the caller's tensors are
@@ -105,15 +114,18 @@ class pipeline {
     /// backward.
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, context_type& saved, Q const& q, K const& k, V const& v,
-                O const& o, where at = where::here()) {
-        attend_with(step, &saved, q, k, v, o, at);
+                O const& o, logit_inputs const& logits = {}, where at = where::here()) {
+        attend_with(step, &saved, q, k, v, o, logits, at);
     }
 
-    /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten.
+    /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten. `logits`
+    /// as in forward; the gradients that `dlogits` wants are added to, each rank's part of them.
     /// *Throws* `invalid_call` when `saved` is empty, belongs to another step, or kept too little.
     template <class DO, class DQ, class DK, class DV>
     void attend_backward(sequence const& step, context_type& saved, DO const& dout, DQ const& dq,
-                         DK const& dk, DV const& dv, where at = where::here()) {
+                         DK const& dk, DV const& dv, logit_inputs const& logits = {},
+                         gradients_of<DO, DQ, DK, DV> const& dlogits = {},
+                         where at = where::here()) {
         using T = operand_type<DO, DQ, DK, DV>;
         static_assert(mutable_outputs<DQ, DK, DV>());
         static_assert(differentiable_attention_for<Attention, T> ||
@@ -127,6 +139,7 @@ class pipeline {
                           "keep::local and keep::nothing need q, k, v and o again",
                           "they were not given, the layer has keep::", kept());
                 take_gradients(local, moves, dout, dq, dk, dv, at);
+                take_logits(local, moves, "attend_backward", logits, dlogits, at);
                 if (!pass_.exchanging(plan_)) {
                     local.q = packed<T>(saved.q, query_extents<Layout>(moves, layer_.head_dim));
                     local.k = packed<T>(saved.k, key_extents<Layout>(moves, layer_.head_dim));
@@ -141,7 +154,9 @@ class pipeline {
     template <class Q, class K, class V, class O, class DO, class DQ, class DK, class DV>
     void attend_backward(sequence const& step, context_type& saved, Q const& q, K const& k,
                          V const& v, O const& o, DO const& dout, DQ const& dq, DK const& dk,
-                         DV const& dv, where at = where::here()) {
+                         DV const& dv, logit_inputs const& logits = {},
+                         gradients_of<Q, K, V, O, DO, DQ, DK, DV> const& dlogits = {},
+                         where at = where::here()) {
         using T = operand_type<Q, K, V, O, DO, DQ, DK, DV>;
         static_assert(mutable_outputs<DQ, DK, DV>());
         static_assert(differentiable_attention_for<Attention, T> ||
@@ -162,6 +177,7 @@ class pipeline {
                 if (layer_.keep == keep::local)
                     local.o = {const_cast<T*>(kept_o.data), kept_o.extents, kept_o.strides};
                 take_gradients(local, moves, dout, dq, dk, dv, at);
+                take_logits(local, moves, "attend_backward", logits, dlogits, at);
             });
     }
 
@@ -170,15 +186,15 @@ class pipeline {
     /// *Throws* as `attend`.
     template <class X, class Weights, class Y>
     void forward(sequence const& step, X const& x, Weights const& weights, Y const& y,
-                 where at = where::here()) {
-        forward_with(step, nullptr, x, weights, y, at);
+                 logit_inputs const& logits = {}, where at = where::here()) {
+        forward_with(step, nullptr, x, weights, y, logits, at);
     }
 
     /// Steps 2 to 6 for training: also fills `saved`.
     template <class X, class Weights, class Y>
     void forward(sequence const& step, context_type& saved, X const& x, Weights const& weights,
-                 Y const& y, where at = where::here()) {
-        forward_with(step, &saved, x, weights, y, at);
+                 Y const& y, logit_inputs const& logits = {}, where at = where::here()) {
+        forward_with(step, &saved, x, weights, y, logits, at);
     }
 
     /// Backward of `forward`. `x` and `weights` as they were; dx is overwritten, gradients are
@@ -187,6 +203,7 @@ class pipeline {
     template <class X, class Weights, class DY, class DX, class Gradients>
     void backward(sequence const& step, context_type& saved, X const& x, Weights const& weights,
                   DY const& dy, DX const& dx, Gradients const& gradients,
+                  logit_inputs const& logits = {}, gradients_of<X, DY, DX> const& dlogits = {},
                   where at = where::here()) {
         using T = operand_type<X, DY, DX>;
         static_assert(mutable_outputs<DX>());
@@ -213,6 +230,7 @@ class pipeline {
                 check_output("backward", "dx", dx_view, tokens, at);
                 check_apart("backward", "dx", dx_view, "x", x_view, at);
                 check_apart("backward", "dx", dx_view, "dy", dy_view, at);
+                take_logits(local, moves, "backward", logits, dlogits, at);
                 auto const query = query_extents<Layout>(moves, layer_.head_dim),
                            key = key_extents<Layout>(moves, layer_.head_dim);
                 dq = packed<T>(scratch_.dq, query);
@@ -320,6 +338,16 @@ class pipeline {
         return plan_;
     }
 
+    template <class T>
+    static void take_logits(local_operands<T, Layout>& local, plan const& moves,
+                            std::string_view call, logit_inputs const& logits,
+                            logit_gradients<accumulator_t<T>> const& dlogits, where at) {
+        check_logits(moves, call, logits, true, at);
+        check_logit_gradients(moves, call, dlogits, at);
+        local.logits = logits;
+        local.dlogits = dlogits;
+    }
+
     /// Runs what follows a call's last fence: an error in it leaves the call on this rank alone.
     template <class Body>
     void alone(pass_kind kind, where at, Body const& body) const {
@@ -327,11 +355,6 @@ class pipeline {
         guarded(status, name(kind), at, body);
         if (status.code != errc::none) throw_error(status.code, status.text, ranks().rank());
     }
-
-    /// The element type of a call's operands, once they are seen to fit.
-    template <class... X>
-    using operand_type =
-        typename decltype(operand_type_of<space_type, Layout, Attention, X...>())::type;
 
     auto queue() const { return queue_of(ranks()); }
 
@@ -344,7 +367,7 @@ class pipeline {
 
     template <class Q, class K, class V, class O>
     void attend_with(sequence const& step, context_type* saved, Q const& q, K const& k, V const& v,
-                     O const& o, where at) {
+                     O const& o, logit_inputs const& logits, where at) {
         using T = operand_type<Q, K, V, O>;
         static_assert(mutable_outputs<O>());
         observed_call const call(observer_, pass_kind::attend);
@@ -357,12 +380,14 @@ class pipeline {
             check_apart("attend", "o", local.o, "q", local.q, at);
             check_apart("attend", "o", local.o, "k", local.k, at);
             check_apart("attend", "o", local.o, "v", local.v, at);
+            check_logits(moves, "attend", logits, saved != nullptr, at);
+            local.logits = logits;
         });
     }
 
     template <class X, class Weights, class Y>
     void forward_with(sequence const& step, context_type* saved, X const& x, Weights const& weights,
-                      Y const& y, where at) {
+                      Y const& y, logit_inputs const& logits, where at) {
         using T = operand_type<X, Y>;
         static_assert(mutable_outputs<Y>());
         static_assert(std::is_same_v<Layout, sequence_local>,
@@ -382,6 +407,8 @@ class pipeline {
                 check_operand("forward", "x", x_view, tokens, at);
                 check_output("forward", "y", y_view, tokens, at);
                 check_apart("forward", "y", y_view, "x", x_view, at);
+                check_logits(moves, "forward", logits, saved != nullptr, at);
+                local.logits = logits;
                 if (step.cross())
                     raise(errc::invalid_sequence, at, "forward",
                           "q, k and v are projected from one x", "the step has ",

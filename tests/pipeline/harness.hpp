@@ -12,9 +12,12 @@
 #include "orders.hpp"
 #include "ranks.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <optional>
 #include <string>
 
 /// Runs a layer on whole tensors: deals them to ranks by any token order, calls a pipeline on every
@@ -85,6 +88,16 @@ struct problem {
     int64_t batch = 1, tokens = 1, keys = 1;
     tensor<T> q, k, v, dout;
     std::vector<int64_t> documents{}, lengths{}, positions{};  // what is packed
+    std::vector<T> slopes{}, sinks{};                          // what the layer's logits ask for
+    tensor<T> bias{};  // [B or 1, Hq or 1, Sq or 1, Sk or 1]
+    std::optional<ulysses::dropout_key> dropout{};
+
+    ulysses::logit_inputs logits() const {
+        return {slopes, sinks,
+                bias.memory.empty() ? ulysses::logit_bias{}
+                                    : ulysses::logit_bias(bias.data(), bias.sizes),
+                dropout};
+    }
 
     ulysses::sequence step(orders const& queries, orders const& keys_of = {}) const {
         auto result = ulysses::sequence::of(batch, queries, keys_of);
@@ -101,7 +114,10 @@ struct problem {
             layer.value_dim, ", batch ", batch, ", tokens ", tokens, ", keys ", keys,
             layer.mask == ulysses::mask::causal ? ", causal" : ", full", ", window ",
             layer.window.left, " ", layer.window.right, ", ", documents.size(), " documents, ",
-            lengths.size(), " lengths, ", positions.size(), " positions");
+            lengths.size(), " lengths, ", positions.size(), " positions, softcap ",
+            layer.logits.softcap.value(), layer.logits.alibi ? ", alibi" : "",
+            layer.logits.sinks ? ", sinks" : "", layer.logits.bias ? ", bias of " : "",
+            bias.memory.size(), ", dropout ", layer.dropout.value());
     }
 };
 
@@ -142,20 +158,37 @@ problem<To> converted(problem<From> const& p) {
             converted<To>(p.dout),
             p.documents,
             p.lengths,
-            p.positions};
+            p.positions,
+            {p.slopes.begin(), p.slopes.end()},
+            {p.sinks.begin(), p.sinks.end()},
+            converted<To>(p.bias),
+            p.dropout};
 }
 
 template <class T>
 struct results {
+    using wide = ulysses::accumulator_t<T>;
     tensor<T> o, dq, dk, dv;
-    tensor<ulysses::accumulator_t<T>> lse;
+    tensor<wide> lse;
+    tensor<wide> dsinks, dbias;  // summed over the ranks that have put theirs back
 
     explicit results(problem<T> const& p)
         : o(p.query_extents(p.layer.value_dim)),
           dq(p.query_extents(p.layer.head_dim)),
           dk(p.key_extents(p.layer.head_dim)),
           dv(p.key_extents(p.layer.value_dim)),
-          lse(p.query_extents(1)) {}
+          lse(p.query_extents(1)),
+          dsinks({1, 1, static_cast<int64_t>(p.sinks.size()), 1}, wide(0)),
+          dbias(p.bias.sizes, wide(0)) {}
+
+    void add_logit_gradients(tensor<wide> const& sinks, tensor<wide> const& bias) {
+        std::lock_guard const lock(adding_);
+        for (std::size_t i = 0; i < sinks.memory.size(); ++i) dsinks.memory[i] += sinks.memory[i];
+        for (std::size_t i = 0; i < bias.memory.size(); ++i) dbias.memory[i] += bias.memory[i];
+    }
+
+   private:
+    inline static std::mutex adding_;
 };
 
 /// A rank's tokens of `whole`.
@@ -186,8 +219,17 @@ void put_back(ulysses::token_orders const& order, int rank, tensor<T> const& par
 /// One rank's operands, and where its results go.
 template <class T>
 struct local_problem {
+    using wide = ulysses::accumulator_t<T>;
     tensor<T> q, k, v, dout;
     tensor<T> o, dq, dk, dv;
+    ulysses::logit_inputs logits;
+    tensor<wide> dsinks, dbias;
+
+    ulysses::logit_gradients<wide> dlogits() {
+        return {dsinks.memory, dbias.memory.empty()
+                                   ? ulysses::bias_gradient<wide>{}
+                                   : ulysses::bias_gradient<wide>(dbias.data(), dbias.sizes)};
+    }
 
     local_problem(problem<T> const& p, ulysses::sequence const& step, int rank)
         : q(own_part(step.queries(), rank, p.q)),
@@ -197,13 +239,17 @@ struct local_problem {
           o(dout.sizes),
           dq(q.sizes),
           dk(k.sizes),
-          dv(v.sizes) {}
+          dv(v.sizes),
+          logits(p.logits()),
+          dsinks({1, 1, static_cast<int64_t>(p.sinks.size()), 1}, wide(0)),
+          dbias(p.bias.sizes, wide(0)) {}
 
     void put_back_into(results<T>& whole, ulysses::sequence const& step, int rank) const {
         put_back(step.queries(), rank, o, whole.o);
         put_back(step.queries(), rank, dq, whole.dq);
         put_back(step.keys(), rank, dk, whole.dk);
         put_back(step.keys(), rank, dv, whole.dv);
+        whole.add_logit_gradients(dsinks, dbias);
     }
 };
 
@@ -225,9 +271,10 @@ template <class Pipeline, class Context, class T>
 void attend_backward(Pipeline& layer, ulysses::sequence const& step, Context& saved,
                      local_problem<T>& l) {
     if (layer.layer().keep == ulysses::keep::exchanged)
-        layer.attend_backward(step, saved, l.dout, l.dq, l.dk, l.dv);
+        layer.attend_backward(step, saved, l.dout, l.dq, l.dk, l.dv, l.logits, l.dlogits());
     else
-        layer.attend_backward(step, saved, l.q, l.k, l.v, l.o, l.dout, l.dq, l.dk, l.dv);
+        layer.attend_backward(step, saved, l.q, l.k, l.v, l.o, l.dout, l.dq, l.dk, l.dv, l.logits,
+                              l.dlogits());
 }
 
 /// What every rank does in `compute`.
@@ -237,7 +284,7 @@ void compute_rank(Comm const& ranks, problem<T> const& p, ulysses::sequence cons
     ulysses::pipeline layer{ranks, ulysses::sequence_local{}, attention, p.layer};
     auto saved = layer.make_context();
     local_problem<T> local(p, step, ranks.rank());
-    layer.attend(step, saved, local.q, local.k, local.v, local.o);
+    layer.attend(step, saved, local.q, local.k, local.v, local.o, local.logits);
     if (p.layer.keep != ulysses::keep::nothing)
         collect_log_sum_exp<T>(saved, layer.planned(step), whole.lse);
     attend_backward(layer, step, saved, local);
@@ -304,7 +351,7 @@ compute<ulysses::reference_attention, double>(problem<double> const&, orders con
 /// twice that and its normaliser's S u, relatively; sums over keys or rows add one u a term;
 /// results stored in 16 bits add their own roundoff, and so does the o that backward reads.
 struct bounds {
-    double o = 0, lse = 0, dq = 0, dk = 0, dv = 0;
+    double o = 0, lse = 0, dq = 0, dk = 0, dv = 0, dsinks = 0, dbias = 0;
 };
 
 template <class T>
@@ -333,8 +380,15 @@ bounds bounds_of(problem<T> const& p, int ranks) {
     auto const value_dim = static_cast<double>(p.layer.value_dim);
     auto const keys = static_cast<double>(p.keys);
     auto const scale = std::fabs(ulysses::softmax_scale(p.layer));
-    auto const q = magnitude(p.q), k = magnitude(p.k), v = magnitude(p.v), g = magnitude(p.dout);
-    auto const score = (dim + 8) * u * (scale * dim * q * k + 1);
+    // Dropout raises what it keeps.
+    auto const raised = 1 / (1 - p.layer.dropout.value());
+    auto const q = magnitude(p.q), k = magnitude(p.k), v = magnitude(p.v) * raised,
+               g = magnitude(p.dout);
+    auto const largest_slope =
+        p.slopes.empty() ? 0.0 : static_cast<double>(*std::ranges::max_element(p.slopes));
+    auto const added = p.layer.logits.softcap.value() + magnitude(p.bias) +
+                       largest_slope * (keys + static_cast<double>(p.tokens));
+    auto const score = (dim + 8) * u * (scale * dim * q * k + 1) + 8 * u * added;
     auto const probability = 2 * score + (keys + 8) * u;
     auto const weight = largest_key_weight(converted<double>(p));
     auto const terms =
@@ -346,8 +400,14 @@ bounds bounds_of(problem<T> const& p, int ranks) {
     auto const ds =
         2 * product * (probability + 4 * u) + 2 * value_dim * u * product + value_dim * g * b.o;
     b.dq = scale * k * (ds + 2 * product * ((keys + 4) * u + stored));
-    b.dv = g * weight * (probability + terms + stored);
+    b.dv = g * raised * weight * (probability + terms + stored);
     b.dk = scale * q * weight * (ds + 2 * product * (terms + stored));
+    // Sums over all rows, and over what a bias's extents of 1 stand for.
+    auto const rows = static_cast<double>(p.batch * p.tokens);
+    b.dsinks = rows * (ds + 2 * product * (rows + 8) * u);
+    auto const all = rows * static_cast<double>(p.keys * p.layer.heads);
+    auto const summed = all / std::max(1.0, static_cast<double>(p.bias.memory.size()));
+    b.dbias = summed * (ds + 2 * product * (summed + 8) * u);
     return b;
 }
 

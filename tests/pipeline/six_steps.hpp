@@ -62,6 +62,7 @@ struct six_problem {
     ulysses::shape layer;
     int64_t batch, tokens, channels;
     bool transposed = false, biased = true;
+    ulysses::logit_inputs logits{};
     tensor<T> x{}, dy{};  // [B, S, 1, C]
     std::vector<T> parameters{};
 
@@ -112,16 +113,16 @@ void six_steps_rank(Comm const& ranks, six_problem<T> const& p, ulysses::sequenc
     tensor<T> y(x.sizes), dx(x.sizes);
     auto const weights = places.weights(p.parameters.data());
     if (!backward) {
-        layer.forward(step, token_operand(x), weights, token_operand(y));
+        layer.forward(step, token_operand(x), weights, token_operand(y), p.logits);
         put_back(step.queries(), me, y, whole.y);
         return;
     }
     auto saved = layer.make_context();
-    layer.forward(step, saved, token_operand(x), weights, token_operand(y));
+    layer.forward(step, saved, token_operand(x), weights, token_operand(y), p.logits);
     auto& gradients = whole.rank_gradients[static_cast<std::size_t>(me)];
     gradients.assign(p.parameters.size(), T(0));  // backward adds to them
     layer.backward(step, saved, token_operand(x), weights, token_operand(dy), token_operand(dx),
-                   places.gradients(gradients.data()));
+                   places.gradients(gradients.data()), p.logits);
     put_back(step.queries(), me, y, whole.y);
     put_back(step.queries(), me, dx, whole.dx);
 }

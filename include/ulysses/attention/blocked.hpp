@@ -4,6 +4,7 @@
 #include <ulysses/attention/operands.hpp>
 #include <ulysses/attention/softmax.hpp>
 #include <ulysses/attention/tile.hpp>
+#include <ulysses/attention/transform.hpp>
 #include <ulysses/core/attention.hpp>
 #include <ulysses/core/explain.hpp>
 #include <ulysses/core/gemm.hpp>
@@ -58,7 +59,12 @@ class blocked_attention {
                                                  .row_range = true,
                                                  .window = true,
                                                  .documents = true,
-                                                 .padding = true};
+                                                 .padding = true,
+                                                 .softcap = true,
+                                                 .alibi = true,
+                                                 .bias = true,
+                                                 .sinks = true,
+                                                 .dropout = true};
 
     static constexpr std::int64_t tile_rows = 256;  ///< query rows of a tile
     static constexpr std::int64_t tile_keys = 256;  ///< keys of a tile
@@ -133,7 +139,7 @@ class blocked_attention {
 
     template <class A>
     struct forward_space {
-        A *q, *k, *v, *scores, *out, *largest, *sums;
+        A *q, *k, *v, *scores, *out, *largest, *sums, *row;
 
         forward_space(detail::workspace_cursor& cursor, attention_extents const& e)
             : q(cursor.take<A>(tile_rows * e.head_dim)),
@@ -142,12 +148,13 @@ class blocked_attention {
               scores(cursor.take<A>(tile_rows * tile_keys)),
               out(cursor.take<A>(tile_rows * e.value_dim)),
               largest(cursor.take<A>(tile_rows)),
-              sums(cursor.take<A>(tile_rows * lanes<A>)) {}
+              sums(cursor.take<A>(tile_rows * lanes<A>)),
+              row(cursor.take<A>(tile_keys)) {}
     };
 
     template <class A>
     struct backward_space {
-        A *q, *k, *v, *dout, *p, *ds, *dq, *lse, *delta;
+        A *q, *k, *v, *dout, *p, *ds, *dq, *lse, *delta, *row, *tanhs;
 
         backward_space(detail::workspace_cursor& cursor, attention_extents const& e)
             : q(cursor.take<A>(tile_rows * e.head_dim)),
@@ -158,7 +165,9 @@ class blocked_attention {
               ds(cursor.take<A>(tile_rows * tile_keys)),
               dq(cursor.take<A>(tile_rows * e.head_dim)),
               lse(cursor.take<A>(tile_rows)),
-              delta(cursor.take<A>(tile_rows)) {}
+              delta(cursor.take<A>(tile_rows)),
+              row(cursor.take<A>(tile_keys)),
+              tanhs(cursor.take<A>(tile_keys)) {}
     };
 
     /// C = alpha * A * B + beta * C, C packed with rows of `c_stride`.
@@ -185,12 +194,16 @@ class blocked_attention {
         auto const b = tile.sample;
         auto const g = h / (q.heads() / k.heads());
         auto const dim = v.dim();
-        auto const exponent = static_cast<A>(call.scale * std::numbers::log2e);
+        detail::score_transform<A> const rule(call, h);
         auto const queries =
             detail::tile_operand<A>(q, b, h, call.query_begin, tile.begin, tile.end, space.q);
         std::fill_n(space.out, tile.rows() * dim, A(0));
         std::fill_n(space.sums, tile.rows() * lanes<A>, A(0));
-        std::fill_n(space.largest, tile.rows(), -std::numeric_limits<A>::infinity());
+        // A sink is a first key of its own, without a value.
+        std::fill_n(space.largest, tile.rows(),
+                    rule.sink ? rule.sink_value : -std::numeric_limits<A>::infinity());
+        if (rule.sink)
+            for (std::int64_t i = 0; i < tile.rows(); ++i) space.sums[i * lanes<A>] = A(1);
         detail::for_each_key_tile(grid, tile, [&](std::int64_t key, std::int64_t end) {
             auto const from = first_key(tile, key);
             auto const keys = detail::tile_operand<A>(k, b, g, call.key_begin, from, end, space.k);
@@ -202,11 +215,11 @@ class blocked_attention {
                     auto* const scores = space.scores + first * tile_keys;
                     auto* const out = space.out + first * dim;
                     auto const offset = band.keys.begin - from;
-                    multiply<A>(band.rows(), band.keys.size(), q.dim(), exponent,
+                    multiply<A>(band.rows(), band.keys.size(), q.dim(), rule.factor,
                                 detail::rows_from(queries, first),
                                 detail::transposed(detail::rows_from(keys, offset)), A(0), scores,
                                 tile_keys);
-                    softmax_band(call, tile, band, space, dim);
+                    softmax_band(call, tile, band, h, rule, space, dim);
                     multiply<A>(band.rows(), dim, band.keys.size(), A(1),
                                 {.data = scores, .stride = tile_keys},
                                 detail::rows_from(values, offset), A(1), out, dim);
@@ -226,7 +239,8 @@ class blocked_attention {
     /// S -> P for the item's rows of a band; O is brought to the new maximum.
     template <class A>
     static void softmax_band(attention_call const& call, detail::row_tile const& tile,
-                             detail::row_band const& band, forward_space<A> const& space,
+                             detail::row_band const& band, std::int64_t h,
+                             detail::score_transform<A> const& rule, forward_space<A> const& space,
                              std::int64_t dim) {
         constexpr std::int64_t together = 8;  // 8 KiB of scores stay in the first-level cache
         for (auto from = band.own_begin; from < band.own_end; from += together) {
@@ -234,6 +248,8 @@ class blocked_attention {
             A now[together];
             for (auto row = from; row < to; ++row) {
                 auto const i = row - tile.begin;
+                transform<A>(call, tile, band, row, h, rule, space.scores + i * tile_keys, nullptr,
+                             space.row);
                 now[row - from] = detail::softmax_row_largest<A>(
                     space.scores + i * tile_keys, detail::keys_in(call, tile, band, row),
                     band.keys.size(), space.largest[i]);
@@ -246,8 +262,38 @@ class blocked_attention {
                     detail::keys_in(call, tile, band, row), space.largest[i], now[row - from],
                     space.sums + i * lanes<A>, space.out + i * dim, dim);
                 space.largest[i] = now[row - from];
+                drop(call, tile, band, row, h, space.row, space.scores + i * tile_keys);
             }
         }
+    }
+
+    /// Scores of global row `row` from its product; `buffer` is for the row's bias.
+    template <class A>
+    static void transform(attention_call const& call, detail::row_tile const& tile,
+                          detail::row_band const& band, std::int64_t row, std::int64_t h,
+                          detail::score_transform<A> const& rule, A* scores, A* tanhs, A* buffer) {
+        if (!rule.any()) return;
+        auto const seen = detail::keys_in(call, tile, band, row);
+        if (rule.bias) call.bias.read(tile.sample, h, row, global(band, seen), buffer + seen.begin);
+        auto const position = row + call.visible.sample(tile.sample).position;
+        detail::transform_row<A>(scores, tanhs, rule.bias ? buffer : nullptr, seen, rule,
+                                 static_cast<A>(band.keys.begin - position));
+    }
+
+    /// Drops some of the row's numbers and raises the others; leaves the factors in `buffer`.
+    template <class A>
+    static void drop(attention_call const& call, detail::row_tile const& tile,
+                     detail::row_band const& band, std::int64_t row, std::int64_t h, A* buffer,
+                     A* numbers) {
+        if (call.dropout.empty()) return;
+        auto const seen = detail::keys_in(call, tile, band, row);
+        call.dropout.row(tile.sample, call.query_head + h, row, global(band, seen),
+                         buffer + seen.begin);
+        detail::multiply_row<A>(numbers, buffer, seen);
+    }
+
+    static constexpr index_range global(detail::row_band const& band, index_range keys) {
+        return {band.keys.begin + keys.begin, band.keys.begin + keys.end};
     }
 
     /// Where the rows of a tile of keys are read from: what no row sees before is left out.
@@ -261,10 +307,11 @@ class blocked_attention {
     void backward_tile(attention_call const& call, detail::row_tile const& tile, std::int64_t h,
                        attention_backward_views<T> const& views,
                        backward_space<A> const& space) const {
-        auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;
+        auto const& [q, k, v, o, dout, lse, dq, dk, dv, dlogits] = views;
         auto const b = tile.sample;
         auto const g = h / (q.heads() / k.heads());
         auto const item = call.query_begin;
+        detail::score_transform<A> const rule(call, h);
         auto const queries = detail::tile_operand<A>(q, b, h, item, tile.begin, tile.end, space.q);
         auto const douts =
             detail::tile_operand<A>(dout, b, h, item, tile.begin, tile.end, space.dout);
@@ -276,6 +323,9 @@ class blocked_attention {
                                : lse_row * std::numbers::log2e_v<A>;
             space.delta[i] =
                 detail::row_dot<A>(dout.row(b, row - item, h), o.row(b, row - item, h), v.dim());
+            if (rule.sink && !dlogits.sinks.empty())
+                dlogits.sinks[static_cast<std::size_t>(h)] -=
+                    std::exp2(rule.sink_value - space.lse[i]) * space.delta[i];
         }
         auto const dk_head = views.dk.slice(0, b, 1).slice_heads(g, 1);
         auto const dv_head = views.dv.slice(0, b, 1).slice_heads(g, 1);
@@ -290,7 +340,8 @@ class blocked_attention {
                 call, grid, tile, key, end, trimmed, [&](detail::row_band const& band) {
                     auto const first = band.begin - tile.begin;
                     auto const offset = band.keys.begin - from;
-                    backward_band<A>(call, tile, band, detail::rows_from(queries, first),
+                    backward_band<A>(call, tile, band, h, rule, views.dlogits.bias,
+                                     detail::rows_from(queries, first),
                                      detail::rows_from(keys, offset),
                                      detail::rows_from(values, offset),
                                      detail::rows_from(douts, first), space, dk_head, dv_head);
@@ -304,8 +355,9 @@ class blocked_attention {
     /// The five products of a band; dk and dv are one head's.
     template <class A>
     void backward_band(attention_call const& call, detail::row_tile const& tile,
-                       detail::row_band const& band, gemm_operand<A> const& q,
-                       gemm_operand<A> const& k, gemm_operand<A> const& v,
+                       detail::row_band const& band, std::int64_t h,
+                       detail::score_transform<A> const& rule, bias_gradient<A> const& dbias,
+                       gemm_operand<A> const& q, gemm_operand<A> const& k, gemm_operand<A> const& v,
                        gemm_operand<A> const& dout, backward_space<A> const& space,
                        head_view<A> const& dk, head_view<A> const& dv) const {
         auto const first = band.begin - tile.begin;
@@ -313,8 +365,8 @@ class blocked_attention {
         auto const scale = static_cast<A>(call.scale);
         gemm_operand<A> const p{.data = space.p + first * tile_keys, .stride = tile_keys};
         gemm_operand<A> const ds{.data = space.ds + first * tile_keys, .stride = tile_keys};
-        multiply<A>(band.rows(), keys, dim, static_cast<A>(call.scale * std::numbers::log2e), q,
-                    detail::transposed(k), A(0), space.p + first * tile_keys, tile_keys);
+        multiply<A>(band.rows(), keys, dim, rule.factor, q, detail::transposed(k), A(0),
+                    space.p + first * tile_keys, tile_keys);
         multiply<A>(band.rows(), keys, value_dim, A(1), dout, detail::transposed(v), A(0),
                     space.ds + first * tile_keys, tile_keys);
         for (auto row = band.begin; row < band.end; ++row) {
@@ -326,8 +378,15 @@ class blocked_attention {
                 std::fill_n(ds_row, keys, A(0));
                 continue;
             }
-            detail::softmax_row_backward<A>(p_row, ds_row, detail::keys_in(call, tile, band, row),
-                                            keys, space.lse[i], space.delta[i]);
+            auto const seen = detail::keys_in(call, tile, band, row);
+            transform<A>(call, tile, band, row, h, rule, p_row, space.tanhs, space.row);
+            drop(call, tile, band, row, h, space.row, ds_row);
+            detail::softmax_row_backward<A>(p_row, ds_row, seen, keys, space.lse[i],
+                                            space.delta[i]);
+            if (!dbias.empty())
+                dbias.add(tile.sample, h, row, global(band, seen), ds_row + seen.begin);
+            if (rule.cap != A(0)) detail::uncap_row<A>(ds_row, space.tanhs, seen);
+            if (!call.dropout.empty()) detail::multiply_row<A>(p_row, space.row, seen);
         }
         // Of the band's keys those that the item holds; the others have probability 0.
         index_range const held{

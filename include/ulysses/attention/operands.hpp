@@ -82,7 +82,7 @@ void check_attention(attention_call const& call, Q const& q, K const& k, V const
 /// rows of dk and dv that a product can add to.
 template <class T>
 void check_gradients(attention_backward_views<T> const& views) {
-    auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;
+    auto const& [q, k, v, o, dout, lse, dq, dk, dv, dlogits] = views;
     auto const overlaps = [](auto const& view) {
         return view.tokens() > 1 && view.strides[1] < view.dim();
     };

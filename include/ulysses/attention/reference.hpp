@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 
 /// Attention by its formula, in double whatever the element type: what the others are tested
@@ -40,16 +41,55 @@ inline index_range local_keys(attention_call const& call, std::int64_t b, std::i
     return {seen.begin - call.key_begin, seen.end - call.key_begin};
 }
 
-/// p[j] = softmax over the keys a row sees; returns the log of its denominator.
+/// A score, and its derivative with respect to the scaled product.
+struct score {
+    double value;
+    double slope;
+};
+
+/// The score of local query row i of local head h and local key j.
+inline score score_of(attention_call const& call, std::int64_t b, std::int64_t h, std::int64_t i,
+                      std::int64_t j, double product) {
+    score result{call.scale * product, 1.0};
+    if (call.softcap > 0) {
+        auto const t = std::tanh(result.value / call.softcap);
+        result = {call.softcap * t, 1 - t * t};
+    }
+    auto const row = call.query_begin + i, key = call.key_begin + j;
+    if (!call.bias.empty()) {
+        double bias;
+        call.bias.read(b, h, row, {key, key + 1}, &bias);
+        result.value += bias;
+    }
+    if (!call.slopes.empty()) {
+        auto const distance = row + call.visible.sample(b).position - key;
+        result.value -= call.slopes[h] * static_cast<double>(std::abs(distance));
+    }
+    return result;
+}
+
+/// What dropout multiplies a probability by.
+inline double dropout_factor(attention_call const& call, std::int64_t b, std::int64_t h,
+                             std::int64_t i, std::int64_t j) {
+    if (call.dropout.empty()) return 1.0;
+    double factor;
+    auto const key = call.key_begin + j;
+    call.dropout.row(b, call.query_head + h, call.query_begin + i, {key, key + 1}, &factor);
+    return factor;
+}
+
+/// p[j] = softmax over the keys a row sees, and the sink; returns the log of its denominator.
 template <class T>
 double softmax_row(attention_call const& call, T const* q, head_view<T const> const& k,
-                   std::int64_t b, std::int64_t kv_head, index_range seen, double* p) {
-    auto largest = -std::numeric_limits<double>::infinity();
+                   std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t kv_head,
+                   index_range seen, double* p) {
+    auto const sink = call.sinks.empty() ? -std::numeric_limits<double>::infinity() : call.sinks[h];
+    auto largest = sink;
     for (auto j = seen.begin; j < seen.end; ++j) {
-        p[j] = call.scale * dot(q, k.row(b, j, kv_head), k.dim());
+        p[j] = score_of(call, b, h, i, j, dot(q, k.row(b, j, kv_head), k.dim())).value;
         largest = std::max(largest, p[j]);
     }
-    double sum = 0;
+    double sum = call.sinks.empty() ? 0.0 : std::exp(sink - largest);
     for (auto j = seen.begin; j < seen.end; ++j) sum += p[j] = std::exp(p[j] - largest);
     for (auto j = seen.begin; j < seen.end; ++j) p[j] /= sum;
     return largest + std::log(sum);
@@ -71,7 +111,12 @@ struct reference_attention {
                                                  .row_range = true,
                                                  .window = true,
                                                  .documents = true,
-                                                 .padding = true};
+                                                 .padding = true,
+                                                 .softcap = true,
+                                                 .alibi = true,
+                                                 .bias = true,
+                                                 .sinks = true,
+                                                 .dropout = true};
 
     static constexpr std::int64_t row_multiple() { return 1; }
 
@@ -94,7 +139,9 @@ struct reference_attention {
                     auto const g = h / (q.heads() / k.heads());
                     auto const seen = detail::local_keys(call, b, i);
                     lse(b, i, h, 0) = static_cast<accumulator_t<T>>(
-                        detail::softmax_row(call, q.row(b, i, h), k, b, g, seen, p));
+                        detail::softmax_row(call, q.row(b, i, h), k, b, h, i, g, seen, p));
+                    for (auto j = seen.begin; j < seen.end; ++j)
+                        p[j] *= detail::dropout_factor(call, b, h, i, j);
                     for (std::int64_t d = 0; d < o.dim(); ++d) {
                         double sum = 0;
                         for (auto j = seen.begin; j < seen.end; ++j)
@@ -131,7 +178,7 @@ struct reference_attention {
     static void backward_queries(attention_call const& call,
                                  attention_backward_views<T> const& views, std::int64_t b,
                                  std::int64_t h) {
-        auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;
+        auto const& [q, k, v, o, dout, lse, dq, dk, dv, dlogits] = views;
         auto const g = h / (q.heads() / k.heads());
         auto* const row_lse = reinterpret_cast<double*>(call.workspace.data());
         auto* const delta = row_lse + q.tokens();
@@ -139,13 +186,20 @@ struct reference_attention {
         auto* const ds = p + k.tokens();
         for (std::int64_t i = 0; i < q.tokens(); ++i) {
             auto const seen = detail::local_keys(call, b, i);
-            row_lse[i] = detail::softmax_row(call, q.row(b, i, h), k, b, g, seen, p);
+            row_lse[i] = detail::softmax_row(call, q.row(b, i, h), k, b, h, i, g, seen, p);
             delta[i] = 0;
             for (auto j = seen.begin; j < seen.end; ++j) {
-                ds[j] = detail::dot(dout.row(b, i, h), v.row(b, j, g), v.dim());
+                ds[j] = detail::dropout_factor(call, b, h, i, j) *
+                        detail::dot(dout.row(b, i, h), v.row(b, j, g), v.dim());
                 delta[i] += p[j] * ds[j];
             }
             for (auto j = seen.begin; j < seen.end; ++j) ds[j] = p[j] * (ds[j] - delta[i]);
+            backward_logits(call, views, b, h, i, seen, ds, row_lse[i], delta[i]);
+            if (call.softcap > 0)
+                for (auto j = seen.begin; j < seen.end; ++j)
+                    ds[j] *= detail::score_of(call, b, h, i, j,
+                                              detail::dot(q.row(b, i, h), k.row(b, j, g), q.dim()))
+                                 .slope;
             for (std::int64_t d = 0; d < q.dim(); ++d) {
                 double sum = 0;
                 for (auto j = seen.begin; j < seen.end; ++j)
@@ -155,11 +209,26 @@ struct reference_attention {
         }
     }
 
+    /// dbias_ij += ds_ij, and of a sink, a key whose dp is 0: -p_sink delta_i.
+    template <element T>
+    static void backward_logits(attention_call const& call,
+                                attention_backward_views<T> const& views, std::int64_t b,
+                                std::int64_t h, std::int64_t i, index_range seen, double const* ds,
+                                double lse, double delta) {
+        auto const& [sinks, bias] = views.dlogits;
+        if (!bias.empty())
+            bias.add(b, h, call.query_begin + i,
+                     {call.key_begin + seen.begin, call.key_begin + seen.end}, ds + seen.begin);
+        if (!sinks.empty() && !call.sinks.empty())
+            sinks[static_cast<std::size_t>(h)] -=
+                static_cast<accumulator_t<T>>(std::exp(call.sinks[h] - lse) * delta);
+    }
+
     /// dk_j += scale * sum_i ds_ij q_i and dv_j += sum_i p_ij dout_i, each sum rounded once.
     template <element T>
     static void backward_keys(attention_call const& call, attention_backward_views<T> const& views,
                               std::int64_t b, std::int64_t h) {
-        auto const& [q, k, v, o, dout, lse, dq, dk, dv] = views;
+        auto const& [q, k, v, o, dout, lse, dq, dk, dv, dlogits] = views;
         auto const g = h / (q.heads() / k.heads());
         auto* const row_lse = reinterpret_cast<double*>(call.workspace.data());
         auto* const delta = row_lse + q.tokens();
@@ -170,14 +239,16 @@ struct reference_attention {
             for (std::int64_t i = 0; i < q.tokens(); ++i) {
                 auto const seen = detail::local_keys(call, b, i);
                 if (j < seen.begin || j >= seen.end) continue;
-                auto const s = call.scale * detail::dot(q.row(b, i, h), k.row(b, j, g), q.dim());
-                auto const p = std::exp(s - row_lse[i]);
-                auto const dp = detail::dot(dout.row(b, i, h), v.row(b, j, g), v.dim());
-                auto const ds = p * (dp - delta[i]);
+                auto const s = detail::score_of(
+                    call, b, h, i, j, detail::dot(q.row(b, i, h), k.row(b, j, g), q.dim()));
+                auto const factor = detail::dropout_factor(call, b, h, i, j);
+                auto const p = std::exp(s.value - row_lse[i]);
+                auto const dp = factor * detail::dot(dout.row(b, i, h), v.row(b, j, g), v.dim());
+                auto const ds = p * (dp - delta[i]) * s.slope;
                 for (std::int64_t d = 0; d < k.dim(); ++d)
                     dk_row[d] += ds * static_cast<double>(q(b, i, h, d));
                 for (std::int64_t d = 0; d < v.dim(); ++d)
-                    dv_row[d] += p * static_cast<double>(dout(b, i, h, d));
+                    dv_row[d] += factor * p * static_cast<double>(dout(b, i, h, d));
             }
             for (std::int64_t d = 0; d < k.dim(); ++d)
                 dk(b, j, g, d) += static_cast<accumulator_t<T>>(call.scale * dk_row[d]);

@@ -1,6 +1,8 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/dropout.hpp>
+#include <ulysses/core/logits.hpp>
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/tensor_view.hpp>
@@ -27,6 +29,11 @@ struct attention_call {
     std::int64_t key_begin = 0;    ///< global index of the first key row
     visibility visible{};          ///< which keys a global query row sees; global lengths
     double scale = 1.0;
+    double softcap = 0;      ///< 0: none
+    head_values slopes{};    ///< ALiBi, of the item's heads; empty: none
+    head_values sinks{};     ///< of the item's heads; empty: none
+    logit_bias bias{};       ///< from the item's first head on; rows and keys by their global index
+    dropout_mask dropout{};  ///< by global indices; empty: none
     std::span<std::byte>
         workspace{};  ///< at least workspace_bytes(), aligned to 64, contents undefined
 };
@@ -52,6 +59,13 @@ struct attention_features {
     bool window = false;     ///< a sliding window
     bool documents = false;  ///< several documents in a sample
     bool padding = false;    ///< samples with keys that are not there, or rows at other positions
+    bool softcap = false;
+    bool alibi = false;
+    bool bias = false;
+    bool sinks = false;
+    bool dropout = false;  ///< by `attention_call::dropout`
+    bool local_dropout =
+        false;  ///< of its own, by local indices: other masks at other numbers of ranks
 };
 
 /// The views of one work item's backward pass.
@@ -62,13 +76,16 @@ struct attention_backward_views {
     head_view<accumulator_t<T> const> lse;  // [B, rows, h, 1]
     head_view<T> dq;                        // [B, rows, h, D]
     head_view<accumulator_t<T>> dk, dv;     // [B, keys, g, D], [B, keys, g, Dv]
+    logit_gradients<accumulator_t<T>>
+        dlogits{};  // of the item's heads, as the call's sinks and bias
 };
 
 /// Ordinary attention on the heads a rank was given; step 4.
 ///
 /// Requirements:
 /// 1. `forward(call, q, k, v, o, lse)`: o = softmax(scale Q K^T + mask) V, lse = log of the
-///    softmax's denominator (natural logarithm, maximum included), both overwritten.
+///    softmax's denominator (natural logarithm, maximum and sink included), both overwritten. What
+///    else happens to scores and probabilities, and in which order, is in core/logits.hpp.
 /// 2. Views are head_local; rows of `dim` elements are contiguous, other strides are arbitrary.
 /// 3. `row_multiple()`: cuts between ranks are rounded up to a multiple of this, so that a row has
 ///    the same bits whichever rank computes it.
@@ -88,7 +105,7 @@ concept attention_for = requires(A const& attention, attention_call const& call,
 
 /// An attention functor with `backward(call, views)`: dq is overwritten; dk and dv are added to,
 /// query heads of a group in ascending order, so that shared key-value heads accumulate over work
-/// items.
+/// items; so are the gradients of sinks and bias where they are wanted.
 template <class A, class T>
 concept differentiable_attention_for = attention_for<A, T> &&
     requires(A const& attention, attention_call const& call,

@@ -42,6 +42,10 @@ enum class term : std::uint8_t {
     assignment,
     keep,
     scale,
+    softcap,
+    logits,  ///< which of alibi, bias, sinks: bits 0, 1, 2
+    dropout,
+    dropout_key,  ///< a hash; 0: the call gives none
     row_multiple,
     batch,
     queries,
@@ -50,7 +54,7 @@ enum class term : std::uint8_t {
     inbox,   ///< window that peers write: 0 the group's, else the call that made the context's
     outbox,  ///< window that peers read, likewise
 };
-inline constexpr std::size_t term_count = 19;
+inline constexpr std::size_t term_count = 23;
 
 constexpr std::string_view name(term which) {
     constexpr std::string_view names[term_count] = {"call",
@@ -65,6 +69,10 @@ constexpr std::string_view name(term which) {
                                                     "assignment",
                                                     "keep",
                                                     "scale",
+                                                    "softcap",
+                                                    "logits",
+                                                    "dropout",
+                                                    "dropout key",
                                                     "row_multiple",
                                                     "batch",
                                                     "queries",
@@ -75,7 +83,7 @@ constexpr std::string_view name(term which) {
     return names[static_cast<std::size_t>(which)];
 }
 
-/// One number for each term; the bits of a double for the scale.
+/// One number for each term; the bits of a double for scale, softcap and dropout.
 using call_terms = std::array<std::int64_t, term_count>;
 
 /// A term's value as an error shows it.
@@ -83,6 +91,7 @@ inline std::string text_of(term which, std::int64_t value) {
     constexpr std::string_view masks[] = {"full", "causal"};
     constexpr std::string_view assignments[] = {"balanced", "whole_heads"};
     constexpr std::string_view keeps[] = {"exchanged", "local", "nothing"};
+    constexpr std::string_view logits[] = {"alibi", "bias", "sinks"};
     auto const index = static_cast<std::size_t>(value);
     switch (which) {
         case term::call: return std::string(name(static_cast<pass_kind>(value)));
@@ -90,11 +99,19 @@ inline std::string text_of(term which, std::int64_t value) {
         case term::mask: return std::string(masks[index]);
         case term::assignment: return std::string(assignments[index]);
         case term::keep: return std::string(keeps[index]);
-        case term::scale: {
+        case term::scale:
+        case term::softcap:
+        case term::dropout: {
             // All digits: two scales may differ in the last.
             char text[32];
             std::snprintf(text, sizeof text, "%.17g", std::bit_cast<double>(value));
-            return value == 0 ? "1 / sqrt(head_dim)" : text;
+            return value == 0 ? which == term::scale ? "1 / sqrt(head_dim)" : "none" : text;
+        }
+        case term::logits: {
+            std::string text;
+            for (std::size_t bit = 0; bit < 3; ++bit)
+                if (value >> bit & 1) text += concat(text.empty() ? "" : " and ", logits[bit]);
+            return text.empty() ? "none" : text;
         }
         default: return concat(value);
     }

@@ -2,10 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/logits.hpp>
+#include <ulysses/core/real.hpp>
 #include <ulysses/core/visibility.hpp>
 
-#include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string_view>
@@ -26,16 +28,21 @@ enum class keep : std::uint8_t {
     nothing,    ///< recomputed from the layer's input
 };
 
-/// The factor of Q K^T. Holds the bits of a double so that a shape may be a template argument;
-/// zero stands for 1 / sqrt(head_dim).
-struct scale_factor {
-    std::uint64_t bits = 0;
-
-    scale_factor() = default;
-    constexpr scale_factor(double value) : bits(std::bit_cast<std::uint64_t>(value)) {}
-    constexpr double value() const { return std::bit_cast<double>(bits); }
-    friend constexpr bool operator==(scale_factor, scale_factor) = default;
+/// How a layer mixes tokens. Those after the first carry a state from token to token, which needs another
+/// plan than this library's: asking for one is refused by name, never computed wrongly.
+enum class mixer : std::uint8_t {
+    softmax_attention,
+    linear_attention,
+    state_space,
+    recurrence,
+    convolution,
 };
+
+constexpr std::string_view name(mixer kind) {
+    constexpr std::string_view names[] = {"softmax_attention", "linear_attention", "state_space",
+                                          "recurrence", "convolution"};
+    return names[static_cast<std::size_t>(kind)];
+}
 
 /// Shape and options of an attention layer. An aggregate, made with designated initialisers, usable
 /// as a template argument.
@@ -46,7 +53,11 @@ struct shape {
     std::int64_t value_dim = 0;  ///< dim of v and o, Dv; 0: head_dim
     ulysses::mask mask = ulysses::mask::full;
     ulysses::window window = {};
-    scale_factor scale = {};
+    real scale = {};                     ///< the factor of Q K^T; 0: 1 / sqrt(head_dim)
+    logit_rule logits = {};              ///< softcap, ALiBi, bias, sinks
+    real dropout = {};                   ///< the probability of dropping one; 0: none
+    bool local_dropout_allowed = false;  ///< by a functor whose masks depend on the number of ranks
+    mixer kind = mixer::softmax_attention;
     ulysses::assignment assignment = ulysses::assignment::balanced;
     ulysses::keep keep = ulysses::keep::exchanged;
 
@@ -80,10 +91,15 @@ constexpr std::string_view broken_rule(shape const& s) {
     if (s.window.left < -1 || s.window.left >= limit || s.window.right < -1 ||
         s.window.right >= limit)
         return "both sides of a window must lie in -1 .. 2^31 - 1";
-    auto const scale = s.scale.value();
-    if (!(scale >= -std::numeric_limits<double>::max() &&
-          scale <= std::numeric_limits<double>::max()))
-        return "scale must be finite";
+    constexpr auto finite = [](double value) {
+        return value >= -std::numeric_limits<double>::max() &&
+               value <= std::numeric_limits<double>::max();
+    };
+    if (!finite(s.scale.value())) return "scale must be finite";
+    auto const softcap = s.logits.softcap.value();
+    if (!finite(softcap) || softcap < 0) return "a softcap must be finite, and not negative";
+    auto const dropout = s.dropout.value();
+    if (!(dropout >= 0 && dropout < 1)) return "dropout must lie in 0 <= p < 1";
     return {};
 }
 
@@ -102,7 +118,8 @@ inline shape checked(shape const& s, where at = where::here()) {
     if (auto const rule = detail::broken_rule(s); !rule.empty())
         raise(errc::invalid_shape, at, "shape", rule, "heads ", s.heads, ", kv_heads ", s.kv_heads,
               ", head_dim ", s.head_dim, ", value_dim ", s.value_dim, ", window ", s.window.left,
-              " and ", s.window.right, ", scale ", s.scale.value());
+              " and ", s.window.right, ", scale ", s.scale.value(), ", softcap ",
+              s.logits.softcap.value(), ", dropout ", s.dropout.value());
     return detail::completed(s);
 }
 

@@ -112,6 +112,7 @@ class attention_pass {
         attend_operands<T> operands;
         guarded_on(status, name(kind), at, [&] {
             prepare(local);
+            take_logits(operands, local, status);
             workspace_.reserve(attend_workspace_bytes<T>(attention_, moves), queue());
             auto& lse = saved != nullptr && policy != keep::nothing ? saved->lse : lse_;
             operands.lse = lse_operand<T>(lse, moves);
@@ -151,7 +152,7 @@ class attention_pass {
             moving_.receive(queue());
             seen.end(step_id::to_tokens);
         }
-        if (saved != nullptr) saved->fill(filling<T>(moves, whole), ranks_);
+        if (saved != nullptr) saved->fill(filling<T>(moves, whole), local.logits.dropout, ranks_);
     }
 
     template <class T, class Prepare>
@@ -179,6 +180,8 @@ class attention_pass {
         attend_operands<T> operands;
         guarded_on(status, name(kind), at, [&] {
             prepare(local);
+            take_logits(operands, local, status);
+            saved.expect_dropout(local.logits.dropout, at);
             workspace_.reserve(attend_workspace_bytes<T>(attention_, moves), queue());
             operands.lse = lse_operand<T>(policy == keep::nothing ? lse_ : saved.lse, moves);
             if (!exchanging(moves)) return;
@@ -260,6 +263,18 @@ class attention_pass {
         set(status, term::call, static_cast<std::int64_t>(kind));
         set(status, term::element_type, static_cast<std::int64_t>(type));
         return status;
+    }
+
+    template <class T>
+    static void take_logits(attend_operands<T>& operands, local_operands<T, Layout> const& local,
+                            fence_status& status) {
+        operands.logits = local.logits;
+        operands.dlogits = local.dlogits;
+        if (!local.logits.dropout) return;
+        auto const& key = *local.logits.dropout;
+        word_hash hash;
+        for (auto const word : {key.seed, key.step, key.layer, key.first_sample}) hash.add(word);
+        set(status, term::dropout_key, static_cast<std::int64_t>(hash.value()));
     }
 
     struct windows {

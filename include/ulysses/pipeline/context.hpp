@@ -4,6 +4,7 @@
 #include <ulysses/core/buffer.hpp>
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/logits.hpp>
 #include <ulysses/core/number.hpp>
 #include <ulysses/exchange/regions.hpp>
 
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -50,6 +52,7 @@ class context {
         std::swap(ranks_, other.ranks_);
         std::swap(filled_, other.filled_);
         std::swap(filling_, other.filling_);
+        std::swap(dropout_, other.dropout_);
     }
 
     /// True between a forward call and its backward.
@@ -125,9 +128,24 @@ class context {
                   filling_.layout, ", backward ", with.layout);
     }
 
-    void fill(context_filling const& with, Comm const& ranks) {
+    /// *Throws* `invalid_call` when a backward call would drop others than its forward did.
+    void expect_dropout(std::optional<dropout_key> const& key, where at) const {
+        auto const text = [](std::optional<dropout_key> const& of) {
+            return of ? concat("seed ", of->seed, ", step ", of->step, ", layer ", of->layer,
+                               ", first sample ", of->first_sample)
+                      : std::string("none");
+        };
+        if (key != dropout_)
+            raise(errc::invalid_call, at, "context",
+                  "a backward call takes the dropout key of its forward call", "forward ran ",
+                  text(dropout_), ", backward ", text(key));
+    }
+
+    void fill(context_filling const& with, std::optional<dropout_key> const& dropout,
+              Comm const& ranks) {
         filled_ = true;
         filling_ = with;
+        dropout_ = dropout;
         ranks_ = ranks;
     }
 
@@ -188,6 +206,7 @@ class context {
     std::optional<Comm> ranks_;
     bool filled_ = false;
     context_filling filling_;
+    std::optional<dropout_key> dropout_;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -21,6 +21,9 @@ consteval bool fixed_shape_fits() {
                   "that divide heads.");
     constexpr auto layer = detail::completed(Shape::value);
     constexpr attention_features has = Attention::features;
+    static_assert(layer.kind == mixer::softmax_attention,
+                  "ulysses: a layer that carries a state along the sequence is not supported; only "
+                  "softmax attention is.");
     static_assert(has.causal || layer.mask != mask::causal,
                   "ulysses: the attention functor has no causal mask.");
     static_assert(has.full || layer.mask != mask::full,
@@ -31,6 +34,14 @@ consteval bool fixed_shape_fits() {
                   "ulysses: the attention functor has no grouped key-value heads.");
     static_assert(has.value_dim || layer.value_dim == layer.head_dim,
                   "ulysses: the attention functor has no value_dim other than head_dim.");
+    static_assert(has.softcap || layer.logits.softcap == real{},
+                  "ulysses: the attention functor has no softcap.");
+    static_assert(has.alibi || !layer.logits.alibi, "ulysses: the attention functor has no ALiBi.");
+    static_assert(has.bias || !layer.logits.bias, "ulysses: the attention functor has no bias.");
+    static_assert(has.sinks || !layer.logits.sinks,
+                  "ulysses: the attention functor has no attention sinks.");
+    static_assert(has.dropout || has.local_dropout || layer.dropout == real{},
+                  "ulysses: the attention functor has no dropout.");
     return true;
 }
 
@@ -43,11 +54,22 @@ void check_features(shape const& layer, int ranks, where at) {
             raise(errc::unsupported, at, "pipeline",
                   "the attention functor lacks a feature the layer asks for", feature);
     };
+    if (layer.kind != mixer::softmax_attention)
+        raise(errc::unsupported, at, "pipeline",
+              "a layer must not carry a state along the sequence", name(layer.kind));
     need(layer.mask == mask::causal, has.causal, "causal");
     need(layer.mask == mask::full, has.full, "full");
     need(layer.window != window{}, has.window, "window");
     need(layer.kv_heads != layer.heads, has.grouped, "grouped");
     need(layer.value_dim != layer.head_dim, has.value_dim, "value_dim");
+    need(layer.logits.softcap != real{}, has.softcap, "softcap");
+    need(layer.logits.alibi, has.alibi, "alibi");
+    need(layer.logits.bias, has.bias, "bias");
+    need(layer.logits.sinks, has.sinks, "sinks");
+    need(layer.dropout != real{}, has.dropout || has.local_dropout, "dropout");
+    need(layer.dropout != real{} && ranks > 1 && !layer.local_dropout_allowed, has.dropout,
+         "dropout by global indices (its own drops others at another number of ranks; "
+         "local_dropout_allowed takes it)");
     need(layer.assignment == assignment::balanced && layer.heads % ranks != 0, has.row_range,
          "row_range (or use assignment::whole_heads)");
 }

@@ -22,6 +22,8 @@ struct local_operands {
     tensor_view<T, Layout> o;              // [B, s, Hq, Dv]
     tensor_view<T const, Layout> dout;     // o's
     tensor_view<T, Layout> dq, dk, dv;     // q's, k's, v's
+    logit_inputs logits;                   // of all heads
+    logit_gradients<accumulator_t<T>> dlogits;
 };
 
 /// `view_of_heads` of an operand of elements T. One that does not fit has been refused by a sentence
@@ -78,6 +80,19 @@ extents4 key_extents(plan const& moves, std::int64_t dim) {
     }
 }
 
+/// *Throws* `invalid_tensor` unless a bias, or its gradient, has extents of 1 or of the whole sequence.
+inline void check_bias(plan const& moves, std::string_view call, std::string_view name,
+                       bias_layout const& layout, where at) {
+    extents4 const whole{moves.batch(), moves.layer().heads, moves.queries(), moves.keys()};
+    auto const& [b, h, i, j] = layout.extents;
+    for (std::size_t axis = 0; axis < 4; ++axis)
+        if (layout.extents[axis] != 1 && layout.extents[axis] != whole[axis])
+            raise(errc::invalid_tensor, at, call,
+                  "a bias has the whole sequence's extents [B, Hq, Sq, Sk], or 1", name, " has [",
+                  b, ", ", h, ", ", i, ", ", j, "], the step [", whole[0], ", ", whole[1], ", ",
+                  whole[2], ", ", whole[3], "]");
+}
+
 template <class T, class Layout, class Q, class K, class V>
 void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::string_view call,
                  Q const& q, K const& k, V const& v, where at) {
@@ -88,6 +103,46 @@ void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::strin
     check_operand(call, "q", local.q, query_extents<Layout>(moves, layer.head_dim), at);
     check_operand(call, "k", local.k, key_extents<Layout>(moves, layer.head_dim), at);
     check_operand(call, "v", local.v, key_extents<Layout>(moves, layer.value_dim), at);
+}
+
+/// Checks what a call brings for its layer's scores: all of what the layer asks for and nothing else.
+/// `trains`: a backward will follow, or is this.
+inline void check_logits(plan const& moves, std::string_view call, logit_inputs const& given,
+                         bool trains, where at) {
+    auto const& layer = moves.layer();
+    auto const both = [&](std::string_view what, bool asked, bool brought) {
+        if (asked != brought)
+            raise(errc::invalid_call, at, call,
+                  "a call brings the logit inputs that its layer asks for", what,
+                  asked ? ": the layer asks for it, the call has none"
+                        : ": the call has it, the layer does not ask for it");
+    };
+    both("slopes", layer.logits.alibi, !given.slopes.empty());
+    both("sinks", layer.logits.sinks, !given.sinks.empty());
+    both("bias", layer.logits.bias, !given.bias.empty());
+    if (given.dropout || trains)
+        both("a dropout key", layer.dropout != real{}, given.dropout.has_value());
+    for (auto const& [name, values] : {std::pair{std::string_view("slopes"), given.slopes},
+                                       std::pair{std::string_view("sinks"), given.sinks}})
+        if (!values.empty() && values.size() != layer.heads)
+            raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
+                  name, " have ", values.size(), ", heads ", layer.heads);
+    if (!given.bias.empty()) check_bias(moves, call, "bias", given.bias.layout(), at);
+}
+
+/// Checks where a backward call adds the gradients of its logit inputs.
+template <class A>
+void check_logit_gradients(plan const& moves, std::string_view call,
+                           logit_gradients<A> const& wanted, where at) {
+    auto const& layer = moves.layer();
+    if ((!wanted.sinks.empty() && !layer.logits.sinks) ||
+        (!wanted.bias.empty() && !layer.logits.bias))
+        raise(errc::invalid_call, at, call, "a gradient belongs to a logit input of the layer",
+              wanted.bias.empty() ? "of sinks" : "of a bias", ", the layer has none");
+    if (!wanted.sinks.empty() && wanted.sinks.size() != static_cast<std::size_t>(layer.heads))
+        raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
+              "the gradient of sinks has ", wanted.sinks.size(), ", heads ", layer.heads);
+    if (!wanted.bias.empty()) check_bias(moves, call, "dbias", wanted.bias.layout(), at);
 }
 
 template <class T, class Layout, class DO, class DQ, class DK, class DV>

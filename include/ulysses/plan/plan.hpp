@@ -106,6 +106,10 @@ class plan {
         set(term::assignment, layer_.assignment);
         set(term::keep, layer_.keep);
         set(term::scale, layer_.scale.bits);
+        set(term::softcap, layer_.logits.softcap.bits);
+        set(term::logits, (layer_.logits.alibi ? 1 : 0) | (layer_.logits.bias ? 2 : 0) |
+                              (layer_.logits.sinks ? 4 : 0));
+        set(term::dropout, layer_.dropout.bits);
         set(term::row_multiple, row_multiple_);
         set(term::batch, batch_);
         set(term::queries, queries_);

@@ -22,14 +22,18 @@ struct attend_operands {
     head_operand<T const> dout;
     head_operand<T> dq;
     head_operand<accumulator_t<T>> dk, dv;
+    logit_inputs logits;  ///< of all heads
+    logit_gradients<accumulator_t<T>> dlogits;
 };
 
 namespace detail {
 
 template <class Space>
 queued<attention_call, Space> call_of(plan const& moves, planned_item const& item,
-                                      std::span<std::byte> workspace, typename Space::queue queue) {
+                                      logit_inputs const& logits, std::span<std::byte> workspace,
+                                      typename Space::queue queue) {
     auto const& work = item.work;
+    auto const& layer = moves.layer();
     queued<attention_call, Space> call;
     call.queue = queue;
     call.query_head = work.head_begin;
@@ -37,7 +41,12 @@ queued<attention_call, Space> call_of(plan const& moves, planned_item const& ite
     call.query_begin = work.row_begin;
     call.key_begin = work.key_begin;
     call.visible = moves.visible();
-    call.scale = softmax_scale(moves.layer());
+    call.scale = softmax_scale(layer);
+    call.softcap = layer.logits.softcap.value();
+    call.slopes = logits.slopes.part(work.head_begin, work.heads());
+    call.sinks = logits.sinks.part(work.head_begin, work.heads());
+    call.bias = logits.bias.from_head(work.head_begin);
+    if (logits.dropout) call.dropout = {layer.dropout.value(), *logits.dropout};
     call.workspace = workspace;
     return call;
 }
@@ -71,11 +80,11 @@ void attend(Attention const& attention, plan const& moves, attend_operands<T> co
             std::span<std::byte> workspace, typename Attention::space_type::queue queue = {}) {
     static_assert(attention_for<Attention, T> || explain_attention<Attention, T>());
     for (auto const& item : moves.items())
-        attention.forward(
-            detail::call_of<typename Attention::space_type>(moves, item, workspace, queue),
-            operands.q.queries(moves, item), operands.k.keys(moves, item),
-            operands.v.keys(moves, item), operands.o.queries(moves, item),
-            operands.lse.queries(moves, item));
+        attention.forward(detail::call_of<typename Attention::space_type>(
+                              moves, item, operands.logits, workspace, queue),
+                          operands.q.queries(moves, item), operands.k.keys(moves, item),
+                          operands.v.keys(moves, item), operands.o.queries(moves, item),
+                          operands.lse.queries(moves, item));
 }
 
 /// Step 4 backward. dq is overwritten; dk and dv, zeroed by the caller, are added to, item by item.
@@ -96,8 +105,14 @@ void attend_backward(Attention const& attention, plan const& moves,
         views.dq = operands.dq.queries(moves, item);
         views.dk = operands.dk.keys(moves, item);
         views.dv = operands.dv.keys(moves, item);
-        attention.backward(
-            detail::call_of<typename Attention::space_type>(moves, item, workspace, queue), views);
+        auto const& [sinks, bias] = operands.dlogits;
+        auto const first = static_cast<std::size_t>(item.work.head_begin);
+        if (!sinks.empty())
+            views.dlogits.sinks = sinks.subspan(first, static_cast<std::size_t>(item.work.heads()));
+        views.dlogits.bias = bias.from_head(item.work.head_begin);
+        attention.backward(detail::call_of<typename Attention::space_type>(
+                               moves, item, operands.logits, workspace, queue),
+                           views);
     }
 }
 
