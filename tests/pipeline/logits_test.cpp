@@ -490,7 +490,8 @@ TEST_CASE("logits: what a functor lacks is named, and dropout by local indices i
         });
         return seen;
     };
-    with_features<{.full = true}> const plain;
+    static constexpr uly::attention_features only_full{.full = true};
+    with_features<only_full> const plain;
     auto const lacks = [&](uly::shape layer, std::string_view feature) {
         layer.heads = layer.head_dim = 4;
         auto const seen = made_over(1, plain, layer);
@@ -505,7 +506,9 @@ TEST_CASE("logits: what a functor lacks is named, and dropout by local indices i
     lacks({.logits = {.bias = true}}, "bias");
     lacks({.logits = {.sinks = true}}, "sinks");
     lacks({.dropout = 0.5}, "dropout");
-    with_features<{.full = true, .row_range = true, .local_dropout = true}> const local;
+    static constexpr uly::attention_features drops_itself{
+        .full = true, .row_range = true, .local_dropout = true};
+    with_features<drops_itself> const local;
     uly::shape layer{.heads = 4, .head_dim = 4, .dropout = 0.5};
     CHECK(made_over(1, local, layer).code == uly::errc::none);
     CHECK(made_over(2, local, layer).code == uly::errc::unsupported);
