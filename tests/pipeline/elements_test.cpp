@@ -182,6 +182,9 @@ TEST_CASE("describe: shapes, the rank's items, bytes and the way taken") {
     uly::pipeline alone{
         uly::serial{}, uly::sequence_local{}, builtin_attention{}, {.heads = 2, .head_dim = 8}};
     auto const text = alone.describe(uly::sequence::split(1, 1, 4), uly::dtype::bf16);
+    uly::shape const asks{
+        .heads = 2, .head_dim = 8, .logits = {.softcap = 30.0, .sinks = true}, .dropout = 0.25};
+    CHECK(uly::text_of_logits(asks) == ", softcap 30, sinks, dropout 0.25");
     CHECK(text.find("bfloat16") != std::string::npos);
     CHECK(text.find("nothing moves: this rank holds its heads") != std::string::npos);
     CHECK(text.find("bytes sent     forward 0, backward 0") != std::string::npos);

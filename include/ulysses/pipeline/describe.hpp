@@ -32,6 +32,17 @@ inline std::string text_of(window const& w) {
     return concat(", window ", side(w.left), " left, ", side(w.right), " right");
 }
 
+/// What is done to a layer's scores beside the mask.
+inline std::string text_of_logits(shape const& layer) {
+    std::string text;
+    if (layer.logits.softcap != real{}) text += concat(", softcap ", layer.logits.softcap.value());
+    if (layer.logits.bias) text += ", bias";
+    if (layer.logits.alibi) text += ", alibi";
+    if (layer.logits.sinks) text += ", sinks";
+    if (layer.dropout != real{}) text += concat(", dropout ", layer.dropout.value());
+    return text;
+}
+
 /// The text behind `pipeline::describe`: one line a step, then the rank's items and its traffic.
 inline std::string describe(plan const& moves, std::string_view layout, dtype type,
                             bool exchanging) {
@@ -42,13 +53,13 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
                                      : "nothing moves: this rank holds its heads";
     auto const drain = exchanging ? "read from the ranks' outboxes in final layout"
                                   : "nothing moves: this rank holds its heads";
-    auto text =
-        concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout,
-               " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ", layer.kv_heads,
-               " key-value; dim ", layer.head_dim, ", value dim ", layer.value_dim, "; ",
-               layer.mask == mask::causal ? "causal" : "full", text_of(layer.window), "\n",
-               "  batch ", moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
-               " keys; this rank's tokens: ", moves.own_queries(), "\n");
+    auto text = concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout,
+                       " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ",
+                       layer.kv_heads, " key-value; dim ", layer.head_dim, ", value dim ",
+                       layer.value_dim, "; ", layer.mask == mask::causal ? "causal" : "full",
+                       text_of(layer.window), text_of_logits(layer), "\n", "  batch ",
+                       moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
+                       " keys; this rank's tokens: ", moves.own_queries(), "\n");
     if (auto const documents = moves.visible().documents.size(); documents > 0)
         text += concat("  ", documents, " documents\n");
     auto const s = moves.own_queries(), t = moves.own_keys(), b = moves.batch();
