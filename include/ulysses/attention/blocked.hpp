@@ -58,7 +58,8 @@ class blocked_attention {
                                                  .row_range = true,
                                                  .window = true,
                                                  .documents = true,
-                                                 .padding = true};
+                                                 .padding = true,
+                                                 .holes = true};
 
     static constexpr std::int64_t tile_rows = 256;  ///< query rows of a tile
     static constexpr std::int64_t tile_keys = 256;  ///< keys of a tile
@@ -133,7 +134,7 @@ class blocked_attention {
 
     template <class A>
     struct forward_space {
-        A *q, *k, *v, *scores, *out, *largest, *sums;
+        A *q, *k, *v, *scores, *out, *largest, *sums, *hidden;
 
         forward_space(detail::workspace_cursor& cursor, attention_extents const& e)
             : q(cursor.take<A>(tile_rows * e.head_dim)),
@@ -142,12 +143,13 @@ class blocked_attention {
               scores(cursor.take<A>(tile_rows * tile_keys)),
               out(cursor.take<A>(tile_rows * e.value_dim)),
               largest(cursor.take<A>(tile_rows)),
-              sums(cursor.take<A>(tile_rows * lanes<A>)) {}
+              sums(cursor.take<A>(tile_rows * lanes<A>)),
+              hidden(cursor.take<A>(tile_keys)) {}
     };
 
     template <class A>
     struct backward_space {
-        A *q, *k, *v, *dout, *p, *ds, *dq, *lse, *delta;
+        A *q, *k, *v, *dout, *p, *ds, *dq, *lse, *delta, *hidden;
 
         backward_space(detail::workspace_cursor& cursor, attention_extents const& e)
             : q(cursor.take<A>(tile_rows * e.head_dim)),
@@ -158,7 +160,8 @@ class blocked_attention {
               ds(cursor.take<A>(tile_rows * tile_keys)),
               dq(cursor.take<A>(tile_rows * e.head_dim)),
               lse(cursor.take<A>(tile_rows)),
-              delta(cursor.take<A>(tile_rows)) {}
+              delta(cursor.take<A>(tile_rows)),
+              hidden(cursor.take<A>(tile_keys)) {}
     };
 
     /// C = alpha * A * B + beta * C, C packed with rows of `c_stride`.
@@ -196,6 +199,7 @@ class blocked_attention {
             auto const keys = detail::tile_operand<A>(k, b, g, call.key_begin, from, end, space.k);
             auto const values =
                 detail::tile_operand<A>(v, b, g, call.key_begin, from, end, space.v);
+            auto const* const hidden = detail::hidden_keys(call, b, from, end, space.hidden);
             detail::for_each_band(
                 call, grid, tile, key, end, trimmed, [&](detail::row_band const& band) {
                     auto const first = band.begin - tile.begin;
@@ -206,7 +210,8 @@ class blocked_attention {
                                 detail::rows_from(queries, first),
                                 detail::transposed(detail::rows_from(keys, offset)), A(0), scores,
                                 tile_keys);
-                    softmax_band(call, tile, band, space, dim);
+                    softmax_band(call, tile, band, space, dim,
+                                 hidden != nullptr ? hidden + offset : nullptr);
                     multiply<A>(band.rows(), dim, band.keys.size(), A(1),
                                 {.data = scores, .stride = tile_keys},
                                 detail::rows_from(values, offset), A(1), out, dim);
@@ -223,17 +228,20 @@ class blocked_attention {
         }
     }
 
-    /// S -> P for the item's rows of a band; O is brought to the new maximum.
+    /// S -> P for the item's rows of a band; O is brought to the new maximum. `hidden`: of the band's
+    /// keys, or null.
     template <class A>
     static void softmax_band(attention_call const& call, detail::row_tile const& tile,
                              detail::row_band const& band, forward_space<A> const& space,
-                             std::int64_t dim) {
+                             std::int64_t dim, A const* hidden) {
         constexpr std::int64_t together = 8;  // 8 KiB of scores stay in the first-level cache
         for (auto from = band.own_begin; from < band.own_end; from += together) {
             auto const to = std::min(from + together, band.own_end);
             A now[together];
             for (auto row = from; row < to; ++row) {
                 auto const i = row - tile.begin;
+                if (hidden != nullptr)
+                    detail::hide_keys(space.scores + i * tile_keys, hidden, band.keys.size());
                 now[row - from] = detail::softmax_row_largest<A>(
                     space.scores + i * tile_keys, detail::keys_in(call, tile, band, row),
                     band.keys.size(), space.largest[i]);
@@ -286,6 +294,7 @@ class blocked_attention {
                 detail::tile_operand<A>(views.k, b, g, call.key_begin, from, end, space.k);
             auto const values =
                 detail::tile_operand<A>(views.v, b, g, call.key_begin, from, end, space.v);
+            auto const* const hidden = detail::hidden_keys(call, b, from, end, space.hidden);
             detail::for_each_band(
                 call, grid, tile, key, end, trimmed, [&](detail::row_band const& band) {
                     auto const first = band.begin - tile.begin;
@@ -293,7 +302,8 @@ class blocked_attention {
                     backward_band<A>(call, tile, band, detail::rows_from(queries, first),
                                      detail::rows_from(keys, offset),
                                      detail::rows_from(values, offset),
-                                     detail::rows_from(douts, first), space, dk_head, dv_head);
+                                     detail::rows_from(douts, first), space, dk_head, dv_head,
+                                     hidden != nullptr ? hidden + offset : nullptr);
                 });
         });
         for (auto row = tile.own_begin; row < tile.own_end; ++row)
@@ -301,13 +311,13 @@ class blocked_attention {
                                  A(1), q.dim());
     }
 
-    /// The five products of a band; dk and dv are one head's.
+    /// The five products of a band; dk and dv are one head's, `hidden` as in `softmax_band`.
     template <class A>
     void backward_band(attention_call const& call, detail::row_tile const& tile,
                        detail::row_band const& band, gemm_operand<A> const& q,
                        gemm_operand<A> const& k, gemm_operand<A> const& v,
                        gemm_operand<A> const& dout, backward_space<A> const& space,
-                       head_view<A> const& dk, head_view<A> const& dv) const {
+                       head_view<A> const& dk, head_view<A> const& dv, A const* hidden) const {
         auto const first = band.begin - tile.begin;
         auto const dim = dk.dim(), value_dim = dv.dim(), keys = band.keys.size();
         auto const scale = static_cast<A>(call.scale);
@@ -326,6 +336,7 @@ class blocked_attention {
                 std::fill_n(ds_row, keys, A(0));
                 continue;
             }
+            if (hidden != nullptr) detail::hide_keys(p_row, hidden, keys);
             detail::softmax_row_backward<A>(p_row, ds_row, detail::keys_in(call, tile, band, row),
                                             keys, space.lse[i], space.delta[i]);
         }

@@ -40,18 +40,22 @@ inline index_range local_keys(attention_call const& call, std::int64_t b, std::i
     return {seen.begin - call.key_begin, seen.end - call.key_begin};
 }
 
-/// p[j] = softmax over the keys a row sees; returns the log of its denominator.
+/// p[j] = softmax over the keys a row sees, 0 for those that are not there; returns the log of its
+/// denominator.
 template <class T>
 double softmax_row(attention_call const& call, T const* q, head_view<T const> const& k,
                    std::int64_t b, std::int64_t kv_head, index_range seen, double* p) {
     auto largest = -std::numeric_limits<double>::infinity();
+    auto const there = [&](std::int64_t j) { return call.visible.there(b, call.key_begin + j); };
     for (auto j = seen.begin; j < seen.end; ++j) {
+        if (!there(j)) continue;
         p[j] = call.scale * dot(q, k.row(b, j, kv_head), k.dim());
         largest = std::max(largest, p[j]);
     }
     double sum = 0;
-    for (auto j = seen.begin; j < seen.end; ++j) sum += p[j] = std::exp(p[j] - largest);
-    for (auto j = seen.begin; j < seen.end; ++j) p[j] /= sum;
+    for (auto j = seen.begin; j < seen.end; ++j)
+        sum += p[j] = there(j) ? std::exp(p[j] - largest) : 0.0;
+    for (auto j = seen.begin; j < seen.end && sum > 0; ++j) p[j] /= sum;
     return largest + std::log(sum);
 }
 
@@ -71,7 +75,8 @@ struct reference_attention {
                                                  .row_range = true,
                                                  .window = true,
                                                  .documents = true,
-                                                 .padding = true};
+                                                 .padding = true,
+                                                 .holes = true};
 
     static constexpr std::int64_t row_multiple() { return 1; }
 
@@ -169,7 +174,8 @@ struct reference_attention {
             std::fill(dk_row, dv_row + v.dim(), 0.0);
             for (std::int64_t i = 0; i < q.tokens(); ++i) {
                 auto const seen = detail::local_keys(call, b, i);
-                if (j < seen.begin || j >= seen.end) continue;
+                if (j < seen.begin || j >= seen.end || !call.visible.there(b, call.key_begin + j))
+                    continue;
                 auto const s = call.scale * detail::dot(q.row(b, i, h), k.row(b, j, g), q.dim());
                 auto const p = std::exp(s - row_lse[i]);
                 auto const dp = detail::dot(dout.row(b, i, h), v.row(b, j, g), v.dim());

@@ -46,7 +46,8 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
         concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout,
                " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ", layer.kv_heads,
                " key-value; dim ", layer.head_dim, ", value dim ", layer.value_dim, "; ",
-               layer.mask == mask::causal ? "causal" : "full", text_of(layer.window), "\n",
+               layer.mask == mask::causal ? "causal" : "full", text_of(layer.window),
+               layer.head_windows.empty() ? "" : ", a window for each head", "\n",
                "  batch ", moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
                " keys; this rank's tokens: ", moves.own_queries(), "\n");
     if (auto const documents = moves.visible().documents.size(); documents > 0)
@@ -63,7 +64,7 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
         text += concat("                 heads ", work.head_begin, "-", work.head_end,
                        " | key-value heads ", work.kv_begin, "-", work.kv_end, " | rows ",
                        work.row_begin, "-", work.row_end, " | keys ", work.key_begin, "-",
-                       work.key_end, "\n");
+                       work.key_end, layer.head_windows.empty() ? "" : text_of(work.window), "\n");
     }
     text += concat("  5 to_tokens    ", drain, "\n");
     text += concat("  6 project_out  [", b, ", ", s, ", C]\n");
