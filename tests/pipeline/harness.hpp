@@ -85,10 +85,14 @@ struct problem {
     int64_t batch = 1, tokens = 1, keys = 1;
     tensor<T> q, k, v, dout;
     std::vector<int64_t> documents{}, lengths{}, positions{};  // what is packed
+    std::vector<std::uint8_t> present{};
 
     ulysses::sequence step(orders const& queries, orders const& keys_of = {}) const {
         auto result = ulysses::sequence::of(batch, queries, keys_of);
-        result.pack({.documents = documents, .lengths = lengths, .query_positions = positions});
+        result.pack({.documents = documents,
+                     .lengths = lengths,
+                     .query_positions = positions,
+                     .present = present});
         return result;
     }
 
@@ -100,8 +104,9 @@ struct problem {
             "heads ", layer.heads, "/", layer.kv_heads, ", dims ", layer.head_dim, " and ",
             layer.value_dim, ", batch ", batch, ", tokens ", tokens, ", keys ", keys,
             layer.mask == ulysses::mask::causal ? ", causal" : ", full", ", window ",
-            layer.window.left, " ", layer.window.right, ", ", documents.size(), " documents, ",
-            lengths.size(), " lengths, ", positions.size(), " positions");
+            layer.window.left, " ", layer.window.right, ", ", layer.head_windows.count,
+            " head windows, ", documents.size(), " documents, ", lengths.size(), " lengths, ",
+            positions.size(), " positions, ", present.size(), " present");
     }
 };
 
@@ -142,7 +147,8 @@ problem<To> converted(problem<From> const& p) {
             converted<To>(p.dout),
             p.documents,
             p.lengths,
-            p.positions};
+            p.positions,
+            p.present};
 }
 
 template <class T>
