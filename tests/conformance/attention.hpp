@@ -65,8 +65,10 @@ inline sizes drawn_sizes(std::mt19937_64& random, ulysses::attention_features co
         auto const end = (s.begin + 1 + below(s.tokens - s.begin) + multiple - 1) / multiple;
         s.rows = std::min(end * multiple, s.tokens) - s.begin;
     }
-    if (features.window && below(2) == 0)
-        s.window = {below(3) == 0 ? -1 : below(s.keys), below(3) == 0 ? -1 : below(s.keys)};
+    if (features.window && below(2) == 0) {
+        auto const side = [&] { return below(below(2) == 0 ? s.keys : std::min<int64_t>(s.keys, 30)); };
+        s.window = {below(3) == 0 ? -1 : side(), below(3) == 0 ? -1 : side()};
+    }
     if (features.documents && s.tokens == s.keys && below(2) == 0)
         for (int64_t b = 0; b < s.batch; ++b) {
             ulysses::sample_keys own{0, s.keys, 0, static_cast<int64_t>(s.documents.size()), 0};

@@ -209,6 +209,16 @@ TEST_CASE("masks: windows for each head and holes, at any number of ranks") {
     }
 }
 
+TEST_CASE("masks: holes within narrow windows, over several tiles") {
+    // The keys of rows near a tile's end begin in the middle of a tile of keys.
+    std::vector<uly::window> const windows{{20, 0}, {5, 40}, {}};
+    auto p = make_problem<float>(5, {.heads = 3, .head_dim = 3, .head_windows = windows}, 1, 700);
+    std::mt19937_64 random{5};
+    for (int64_t key = 0; key < 700; ++key)
+        p.present.push_back(below(random, 3) != 0 && (key < 300 || key > 400));
+    check_at_any_number_of_ranks(p, by_words(converted<double>(p)), random);
+}
+
 TEST_CASE("masks: local and global heads in turn, one key-value head for both") {
     // Heads 0, 2, ... see 3 tokens back, the others all before: a group of two windows.
     std::vector<uly::window> const windows{{3, -1}, {}, {3, -1}, {}, {3, -1}, {}};
