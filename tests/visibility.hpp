@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-/// Whether a row sees a key, by the words of the rule, one after the other: what the library says in
-/// ranges is compared with it.
-inline bool sees(ulysses::visibility const& rule, std::int64_t b, std::int64_t row,
+/// Whether a row reaches a key, holes included, by the words of the rule, one after the other: what
+/// the library says in ranges is compared with it.
+inline bool reaches(ulysses::visibility const& rule, std::int64_t b, std::int64_t row,
                  std::int64_t key) {
     auto position = row + rule.keys - rule.queries;
     if (!rule.samples.empty()) {
@@ -31,7 +31,15 @@ inline bool sees(ulysses::visibility const& rule, std::int64_t b, std::int64_t r
     return rule.window.right < 0 || key <= position + rule.window.right;
 }
 
-/// The keys from the first to the last that any of the rows of any of `samples` samples sees.
+/// Whether it sees the key: one that it reaches and that is there.
+inline bool sees(ulysses::visibility const& rule, std::int64_t b, std::int64_t row,
+                 std::int64_t key) {
+    if (!rule.present.empty() && rule.present[static_cast<std::size_t>(b * rule.keys + key)] == 0)
+        return false;
+    return reaches(rule, b, row, key);
+}
+
+/// The keys from the first to the last that any of the rows of any of `samples` samples reaches.
 inline ulysses::index_range seen_by_rows(ulysses::visibility const& rule, std::int64_t samples,
                                          std::int64_t begin, std::int64_t end) {
     auto first = rule.keys;
@@ -39,7 +47,7 @@ inline ulysses::index_range seen_by_rows(ulysses::visibility const& rule, std::i
     for (std::int64_t b = 0; b < samples; ++b)
         for (auto row = begin; row < end; ++row)
             for (std::int64_t key = 0; key < rule.keys; ++key)
-                if (sees(rule, b, row, key))
+                if (reaches(rule, b, row, key))
                     first = std::min(first, key), last = std::max(last, key + 1);
     return first < last ? ulysses::index_range{first, last} : ulysses::index_range{};
 }

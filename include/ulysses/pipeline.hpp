@@ -435,7 +435,7 @@ class pipeline {
         });
     }
 
-    shape layer_;
+    detail::kept_shape layer_;
     attention_pass<Comm, Layout, Attention, Observer> pass_;
     [[no_unique_address]] Projection projection_;
     [[no_unique_address]] Observer observer_;

@@ -95,6 +95,12 @@ struct needs_more_workspace : correct {
         *(with.workspace.data() + with.workspace.size()) = std::byte{0};
     }
 };
+struct forgets_holes : correct {
+    void forward(call with, in q, in k, in v, out o, out lse) const {
+        with.visible.present = {};
+        correct::forward<float>(with, q, k, v, o, lse);
+    }
+};
 /// Bits that depend on how many rows the call has.
 struct depends_on_rows : correct {
     void forward(call const& with, in q, in k, in v, out o, out lse) const {
@@ -127,5 +133,6 @@ TEST_CASE("conformance: each rule of attention is missed where it is broken") {
     expect_broken<reads_beyond>("o is the formula's");
     expect_broken<writes_beyond>("nothing is written but the rows of the views");
     expect_broken<needs_more_workspace>("workspace_bytes() is what the functor uses");
+    expect_broken<forgets_holes>("o is the formula's");
     expect_broken<depends_on_rows>("a row has the same bits");
 }

@@ -72,8 +72,11 @@ struct sizes {
     order layout = order::heads_first;
     std::vector<ulysses::sample_keys> samples = {};
     std::vector<int64_t> documents = {};
+    std::vector<std::uint8_t> present = {};
 
-    ulysses::visibility rule() const { return {mask, window, tokens, keys, samples, documents}; }
+    ulysses::visibility rule() const {
+        return {mask, window, tokens, keys, samples, documents, present};
+    }
     int64_t heads() const { return kv_heads * group; }
     std::string text() const {
         std::string t = "B " + std::to_string(batch) + ", S " + std::to_string(tokens) + ", keys " +
@@ -89,6 +92,7 @@ struct sizes {
             t += ", sample of keys " + std::to_string(own.begin) + "-" + std::to_string(own.end) +
                  " at " + std::to_string(own.position);
         for (auto const first : documents) t += ", document at " + std::to_string(first);
+        if (!present.empty()) t += ", holes";
         return t;
     }
 };

@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 /// What every attention functor must satisfy, as one call for each element type:
@@ -64,8 +65,10 @@ inline sizes drawn_sizes(std::mt19937_64& random, ulysses::attention_features co
         auto const end = (s.begin + 1 + below(s.tokens - s.begin) + multiple - 1) / multiple;
         s.rows = std::min(end * multiple, s.tokens) - s.begin;
     }
-    if (features.window && below(2) == 0)
-        s.window = {below(3) == 0 ? -1 : below(s.keys), below(3) == 0 ? -1 : below(s.keys)};
+    if (features.window && below(2) == 0) {
+        auto const side = [&] { return below(below(2) == 0 ? s.keys : std::min<int64_t>(s.keys, 30)); };
+        s.window = {below(3) == 0 ? -1 : side(), below(3) == 0 ? -1 : side()};
+    }
     if (features.documents && s.tokens == s.keys && below(2) == 0)
         for (int64_t b = 0; b < s.batch; ++b) {
             ulysses::sample_keys own{0, s.keys, 0, static_cast<int64_t>(s.documents.size()), 0};
@@ -82,6 +85,13 @@ inline sizes drawn_sizes(std::mt19937_64& random, ulysses::attention_features co
             own.end = own.begin + below(s.keys - own.begin + 1);
             if (own.documents == 0) own.position = below(s.keys + s.tokens) - s.tokens;
         }
+    }
+    if (features.holes && below(2) == 0) {
+        // Few holes, many, or whole samples.
+        auto const there = 1 + below(8);
+        s.samples.resize(at(s.batch), ulysses::sample_keys{0, s.keys, s.keys - s.tokens, 0, 0});
+        for (int64_t i = 0; i < s.batch * s.keys; ++i)
+            s.present.push_back(below(8) < there && (there > 1 || i >= s.keys));
     }
     auto const seen = seen_by_rows(s, s.begin, s.begin + s.rows);
     s.held_begin =
@@ -259,7 +269,7 @@ void compare_with_reference(Attention const& attention, std::uint64_t seed) {
 /// Rows [begin, end) alone, over the keys they see or some more, have the bits they have in the
 /// whole; so do those of other layouts.
 /// What a mask is combined with.
-enum class edges { none, window, documents };
+enum class edges { none, window, documents, holes };
 
 template <class T, class Attention>
 void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts, ulysses::mask mask,
@@ -281,6 +291,13 @@ void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts, 
     if (with == edges::documents) {
         size.documents = {0, tokens / 4, tokens / 4 + 1, tokens / 2, 0, tokens / 3};
         size.samples = {{0, tokens, 0, 0, 4}, {0, tokens, 0, 4, 2}};
+    }
+    if (with == edges::holes) {
+        size.samples = {{0, tokens, 0, 0, 0}, {0, tokens, 0, 0, 0}};
+        // Some keys of the first sample, and all of the second up to a fourth and from a half on.
+        for (int64_t i = 0; i < tokens; ++i) size.present.push_back(random() % 3 != 0);
+        for (int64_t i = 0; i < tokens; ++i)
+            size.present.push_back(i < tokens / 4 || i >= tokens / 2);
     }
     auto whole = random_problem<T>(random, size);
     run_guarded(attention, whole, accumulator_t<T>(0));
@@ -353,8 +370,10 @@ void check_attention(Attention const& attention, attention_options const& given 
             in::compare_cuts<T>(attention, cuts_on(multiple, tokens), mask);
         if (given.longest_cut > 3 * multiple + 59)
             in::compare_cuts<T>(attention, cuts_on(multiple, given.longest_cut), mask);
-        for (auto const with : {in::edges::window, in::edges::documents})
-            if (with == in::edges::window ? features.window : features.documents)
+        for (auto const& [with, asked] : {std::pair{in::edges::window, features.window},
+                                          {in::edges::documents, features.documents},
+                                          {in::edges::holes, features.holes}})
+            if (asked)
                 in::compare_cuts<T>(attention, cuts_on(multiple, 3 * multiple + 59), mask, with);
     }
 }

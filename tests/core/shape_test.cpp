@@ -6,7 +6,9 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace uly = ulysses;
 using uly::shape;
@@ -38,6 +40,7 @@ TEST_CASE("shape: defaults are filled in") {
 
 TEST_CASE("shape: each rule is refused with all values") {
     constexpr auto big = std::int64_t{1} << 31;
+    uly::window const three[] = {{1, 0}, {}, {}}, wrong[] = {{1, 0}, {}, {3, big}};
     struct {
         shape given;
         char const* rule;
@@ -55,6 +58,14 @@ TEST_CASE("shape: each rule is refused with all values") {
          "scale must be finite"},
         {{.heads = 4, .head_dim = 4, .scale = std::numeric_limits<double>::quiet_NaN()},
          "scale must be finite"},
+        {{.heads = 4, .head_dim = 4, .head_windows = three},
+         "head_windows must name one for each query head"},
+        {{.heads = 3, .head_dim = 4, .window = {1, 1}, .head_windows = three},
+         "windows come from window or from head_windows, not from both"},
+        {{.heads = 3, .head_dim = 4, .head_windows = wrong},
+         "both sides of a window must lie in -1 .. 2^31 - 1"},
+        {{.heads = 3, .head_dim = 4, .window = {-2, 0}},
+         "both sides of a window must lie in -1 .. 2^31 - 1"},
     };
     for (auto const& each : cases) {
         auto const text = refusal_of(each.given);
@@ -64,6 +75,20 @@ TEST_CASE("shape: each rule is refused with all values") {
     auto const text = refusal_of({.heads = 12, .kv_heads = 5, .head_dim = 7, .value_dim = 9});
     CHECK(text.find("heads 12, kv_heads 5, head_dim 7, value_dim 9") != std::string::npos);
     CHECK(text.find("shape_test.cpp:") != std::string::npos);
+    CHECK(refusal_of({.heads = 3, .head_dim = 4, .head_windows = wrong})
+              .find("window 3 and 2147483648, head_windows 3") != std::string::npos);
+}
+
+TEST_CASE("shape: windows are compared by what they are") {
+    std::vector<uly::window> const a{{1, 0}, {}}, b = a, c{{}, {1, 0}};
+    auto const of = [](auto const& windows) {
+        return uly::checked({.heads = 2, .head_dim = 4, .head_windows = windows});
+    };
+    CHECK(of(a) == of(b));
+    CHECK(of(a) != of(c));
+    CHECK(of(std::span(a)) == of(a));
+    CHECK(of(std::vector<uly::window>(2, {4, 4})) ==
+          uly::checked({.heads = 2, .head_dim = 4, .window = {4, 4}}));
 }
 
 // A shape is a template argument, and its rules hold at compile time too.
@@ -74,3 +99,9 @@ static_assert(uly::detail::broken_rule({.heads = 8, .kv_heads = 3, .head_dim = 1
 static_assert(uly::detail::broken_rule({.heads = 8, .head_dim = 1}).empty());
 static_assert(uly::detail::is_fixed_shape<uly::fixed_shape<shape{.heads = 1}>>);
 static_assert(!uly::detail::is_fixed_shape<shape>);
+constexpr uly::window two_windows[] = {{1, 0}, {}};
+static_assert(uly::fixed<shape{.heads = 2, .head_dim = 64, .head_windows = two_windows}>
+                  .value.head_windows[0]
+                  .left == 1);
+static_assert(!uly::detail::broken_rule({.heads = 3, .head_dim = 1, .head_windows = two_windows})
+                   .empty());

@@ -83,7 +83,7 @@ void check_steady_state(uly::keep keep, int ranks) {
         1, {.heads = 6, .kv_heads = 2, .head_dim = 4, .mask = uly::mask::causal, .keep = keep}, 2,
         21, 5);
     auto const p = make_problem<T>(1, six.layer, 2, 21);
-    std::vector<long> seen(5, -1);
+    std::vector<long> seen(6, -1);
     run_ranks(ranks, [&](uly::threads::communicator c) {
         // Nor does recording, neither while there is room nor after.
         uly::trace_recorder recorder(c.rank(), ranks, {.events = 100});
@@ -126,8 +126,25 @@ void check_steady_state(uly::keep keep, int ranks) {
             renewed.renew(c, {.batch = 2, .tokens = me == 0 ? 7 - which : 5 + which});
             static_cast<void>(layer.planned(renewed));
         });
+        // The same of heads with other windows, and of keys with holes and documents.
+        static constexpr uly::window windows[] = {{1, -1}, {}, {1, -1}, {}, {2, 2}, {}};
+        auto uneven = six.layer;
+        uneven.head_windows = windows;
+        uly::pipeline other{c, uly::sequence_local{}, builtin_attention{}, uneven};
+        std::uint8_t const present[] = {1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1};
+        int64_t const positions[] = {0, 1, 2, 0, 1, 0, 1, 2, 3, 0, 1, 2, 0, 1};
+        count(5, [&] {
+            which = 1 - which;
+            auto const tokens = me == 0 ? 7 - which : 5 + which;
+            auto const both = static_cast<std::size_t>(2 * tokens);
+            renewed.renew(c, {.batch = 2,
+                              .tokens = tokens,
+                              .positions = std::span(positions).first(both),
+                              .present = std::span(present).first(both)});
+            static_cast<void>(other.planned(renewed));
+        });
     });
-    CHECK(seen == std::vector<long>(5, 0));
+    CHECK(seen == std::vector<long>(6, 0));
 }
 
 }  // namespace

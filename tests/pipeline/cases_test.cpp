@@ -145,6 +145,52 @@ TEST_CASE("case 20: samples of other lengths, bidirectional, 7 keys on 4 ranks")
                     compute<builtin_attention>(p, equal_shares(7, 4)).o));
 }
 
+TEST_CASE("case 20: key padding [B,S], bidirectional, S=7, P=4") {
+    auto p = make_problem<float>(20, {.heads = 4, .head_dim = 8}, 3, 7);
+    p.present = {1, 0, 1, 1, 0, 0, 1,   // holes
+                 0, 0, 1, 1, 1, 0, 0,   // padding on both sides
+                 0, 0, 0, 0, 0, 0, 0};  // nothing
+    check_as_one_rank(p, equal_shares(7, 4));
+    auto const before = compute<builtin_attention>(p, equal_shares(7, 4));
+    // What is not there may hold anything finite, and has no gradient.
+    auto changed = p;
+    for (int64_t b = 0; b < 3; ++b)
+        for (int64_t s = 0; s < 7; ++s)
+            if (p.present[static_cast<std::size_t>(b * 7 + s)] == 0)
+                for (int64_t h = 0; h < 4; ++h)
+                    for (int64_t d = 0; d < 8; ++d) {
+                        changed.k(b, s, h, d) = 3e38f;  // products of it overflow
+                        changed.v(b, s, h, d) = 1e30f;
+                        CHECK(before.dk(b, s, h, d) == 0);
+                        CHECK(before.dv(b, s, h, d) == 0);
+                    }
+    auto const after = compute<builtin_attention>(changed, equal_shares(7, 4));
+    CHECK(same_bits(after.o, before.o));
+    CHECK(same_bits(after.dq, before.dq));
+    CHECK(same_bits(after.dk, before.dk));
+    // A sample has the rows that it has over the keys that are there alone.
+    auto few = make_problem<float>(20, p.layer, 1, 7, 4);
+    int64_t const there[] = {0, 2, 3, 6};
+    for (int64_t s = 0; s < 7; ++s)
+        for (int64_t h = 0; h < 4; ++h)
+            for (int64_t d = 0; d < 8; ++d) {
+                few.q(0, s, h, d) = p.q(0, s, h, d);
+                if (s < 4) few.k(0, s, h, d) = p.k(0, there[s], h, d);
+                if (s < 4) few.v(0, s, h, d) = p.v(0, there[s], h, d);
+            }
+    auto const exact = compute_alone<ulysses::reference_attention>(converted<double>(few));
+    double off = 0, most = 0;
+    for (int64_t s = 0; s < 7; ++s)
+        for (int64_t h = 0; h < 4; ++h)
+            for (int64_t d = 0; d < 8; ++d) {
+                off = std::max(off, std::fabs(static_cast<double>(before.o(0, s, h, d)) -
+                                              exact.o(0, s, h, d)));
+                most = std::max(most, std::fabs(static_cast<double>(before.o(2, s, h, d))));
+            }
+    CHECK(off <= bounds_of(few, 4).o);
+    CHECK(most == 0);
+}
+
 TEST_CASE("queries that stand at the end of the keys, as in chunked prefill") {
     // The last 5 of 12 queries alone have the rows that they have among all.
     auto const whole =

@@ -40,14 +40,15 @@ double largest_key_weight(problem<double> const& p) {
     auto const scale = ulysses::softmax_scale(p.layer);
     auto const step =
         p.step(equal_shares(p.tokens, 1), p.keys != p.tokens ? equal_shares(p.keys, 1) : orders{});
-    auto const rule = step.visible(p.layer);
+    auto rule = step.visible(p.layer);
     double largest = 0;
     std::vector<double> weight, row;
     for (int64_t b = 0; b < p.batch; ++b)
         for (int64_t g = 0; g < p.layer.kv_heads; ++g) {
             auto const group = p.layer.heads / p.layer.kv_heads;
             weight.assign(static_cast<std::size_t>(p.keys), 0);
-            for (auto h = g * group; h < (g + 1) * group; ++h)
+            for (auto h = g * group; h < (g + 1) * group; ++h) {
+                if (!p.layer.head_windows.empty()) rule.window = p.layer.head_windows[h];
                 for (int64_t i = 0; i < p.tokens; ++i) {
                     auto const sink =
                         p.sinks.empty() ? 0.0 : std::exp(p.sinks[static_cast<std::size_t>(h)]);
@@ -67,6 +68,7 @@ double largest_key_weight(problem<double> const& p) {
                     for (std::size_t j = 0; j < row.size(); ++j)
                         weight[j] += sum == 0 ? 0 : row[j] / sum;
                 }
+            }
             for (auto const w : weight) largest = std::max(largest, w);
         }
     return largest;

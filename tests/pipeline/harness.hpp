@@ -88,8 +88,9 @@ struct problem {
     int64_t batch = 1, tokens = 1, keys = 1;
     tensor<T> q, k, v, dout;
     std::vector<int64_t> documents{}, lengths{}, positions{};  // what is packed
-    std::vector<T> slopes{}, sinks{};                          // what the layer's logits ask for
-    tensor<T> bias{};  // [B or 1, Hq or 1, Sq or 1, Sk or 1]
+    std::vector<std::uint8_t> present{};
+    std::vector<T> slopes{}, sinks{};  // what the layer's logits ask for
+    tensor<T> bias{};                  // [B or 1, Hq or 1, Sq or 1, Sk or 1]
     std::optional<ulysses::dropout_key> dropout{};
 
     ulysses::logit_inputs logits() const {
@@ -101,7 +102,10 @@ struct problem {
 
     ulysses::sequence step(orders const& queries, orders const& keys_of = {}) const {
         auto result = ulysses::sequence::of(batch, queries, keys_of);
-        result.pack({.documents = documents, .lengths = lengths, .query_positions = positions});
+        result.pack({.documents = documents,
+                     .lengths = lengths,
+                     .query_positions = positions,
+                     .present = present});
         return result;
     }
 
@@ -113,8 +117,9 @@ struct problem {
             "heads ", layer.heads, "/", layer.kv_heads, ", dims ", layer.head_dim, " and ",
             layer.value_dim, ", batch ", batch, ", tokens ", tokens, ", keys ", keys,
             layer.mask == ulysses::mask::causal ? ", causal" : ", full", ", window ",
-            layer.window.left, " ", layer.window.right, ", ", documents.size(), " documents, ",
-            lengths.size(), " lengths, ", positions.size(), " positions, softcap ",
+            layer.window.left, " ", layer.window.right, ", ", layer.head_windows.count,
+            " head windows, ", documents.size(), " documents, ", lengths.size(), " lengths, ",
+            positions.size(), " positions, ", present.size(), " present, softcap ",
             layer.logits.softcap.value(), layer.logits.alibi ? ", alibi" : "",
             layer.logits.sinks ? ", sinks" : "", layer.logits.bias ? ", bias of " : "",
             bias.memory.size(), ", dropout ", layer.dropout.value());
@@ -159,6 +164,7 @@ problem<To> converted(problem<From> const& p) {
             p.documents,
             p.lengths,
             p.positions,
+            p.present,
             {p.slopes.begin(), p.slopes.end()},
             {p.sinks.begin(), p.sinks.end()},
             converted<To>(p.bias),

@@ -32,9 +32,14 @@ enum class feature {
     window,
     documents,
     lengths,
-    positions
+    positions,
+    head_windows,
+    holes
 };
-constexpr int feature_count = 10;
+constexpr int feature_count = 12;
+
+/// Windows that shapes refer to, which own none.
+std::vector<std::vector<uly::window>> window_lists;
 
 void add(std::mt19937_64& random, uly::shape& layer, feature what, int64_t keys) {
     switch (what) {
@@ -49,6 +54,15 @@ void add(std::mt19937_64& random, uly::shape& layer, feature what, int64_t keys)
             break;
         case feature::causal: layer.mask = uly::mask::causal; break;
         case feature::window: layer.window = {below(random, keys), below(random, keys)}; break;
+        case feature::head_windows: {
+            auto& list = window_lists.emplace_back();
+            for (int64_t h = 0; h < layer.heads; ++h)
+                list.push_back(h > 0 && below(random, 2) == 0
+                                   ? list.back()
+                                   : uly::window{below(random, keys), below(random, keys)});
+            layer.head_windows = list;
+            break;
+        }
         default: break;
     }
 }
@@ -78,6 +92,10 @@ void bring(std::mt19937_64& random, problem<T>& p, feature what) {
             for (int64_t b = 0; b < p.batch; ++b)
                 p.positions.push_back(below(random, p.keys + p.tokens) - p.tokens);
             break;
+        case feature::holes:
+            for (int64_t i = 0; i < p.batch * p.keys; ++i)
+                p.present.push_back(below(random, 3) == 0 ? 0 : 1);
+            break;
         default: break;
     }
 }
@@ -106,6 +124,8 @@ problem<T> problem_with(std::uint64_t seed, feature one, feature other) {
     auto const batch = 1 + below(random, 2);
     add(random, layer, one, tokens);
     if (other != one) add(random, layer, other, tokens);
+    // Windows are a layer's or its heads'.
+    if (!layer.head_windows.empty()) layer.window = {};
     auto p = make_problem<T>(seed, layer, batch, tokens);
     bring(random, p, one);
     if (other != one) bring(random, p, other);

@@ -98,16 +98,21 @@ struct problem {
     std::vector<runs> queries, keys;  ///< keys empty: the queries
     bool equal_shares = false;        ///< every rank holds as many tokens, of queries and of keys
     std::vector<int64_t> documents, lengths, positions;  ///< what is packed
+    std::vector<std::uint8_t> present;
+    std::vector<uly::window> windows;  ///< the layer's, so that a problem is moved and not copied
 
     uly::sequence step() const {
         auto result = uly::sequence::of(batch, queries, keys);
-        result.pack({.documents = documents, .lengths = lengths, .query_positions = positions});
+        result.pack({.documents = documents,
+                     .lengths = lengths,
+                     .query_positions = positions,
+                     .present = present});
         return result;
     }
     /// True when every row of a head sees every key, or every one before it.
     bool plain() const {
-        return layer.window == uly::window{} && documents.empty() && lengths.empty() &&
-               positions.empty();
+        return layer.window == uly::window{} && windows.empty() && documents.empty() &&
+               lengths.empty() && positions.empty() && present.empty();
     }
 
     std::string text() const {
@@ -133,23 +138,56 @@ struct problem {
                                          {", positions", &positions}})
             for (std::size_t i = 0; i < list->size(); ++i)
                 text += uly::concat(i == 0 ? name : "", " ", (*list)[i]);
+        for (auto const& each : windows) text += uly::concat(", head ", each.left, " ", each.right);
+        for (std::size_t i = 0; i < present.size(); ++i)
+            text += uly::concat(i == 0 ? ", present " : "", int{present[i]});
         return text;
     }
 };
+
+inline uly::window random_window(random_engine& random, int64_t keys) {
+    return {below(random, 3) == 0 ? -1 : below(random, keys),
+            below(random, 3) == 0 ? -1 : below(random, keys)};
+}
+
+/// A window for each head: in runs, in turn, or any.
+inline void random_windows(random_engine& random, problem& p, int64_t keys) {
+    uly::window const some[] = {random_window(random, keys), random_window(random, keys), {}};
+    auto const every = 1 + below(random, p.layer.heads);
+    for (int64_t h = 0; h < p.layer.heads; ++h)
+        p.windows.push_back(some[every == 1 ? below(random, 3) : h / every % 3]);
+    p.layer.head_windows = p.windows;
+}
+
+/// Keys with holes, and padding on either side of some samples.
+inline std::vector<std::uint8_t> random_present(random_engine& random, int64_t batch,
+                                                int64_t keys) {
+    std::vector<std::uint8_t> present;
+    for (int64_t b = 0; b < batch; ++b) {
+        auto const hole = below(random, 4), first = below(random, 2) * below(random, keys + 1),
+                   end = keys - below(random, 2) * below(random, keys + 1);
+        for (int64_t key = 0; key < keys; ++key)
+            present.push_back(first <= key && key < end && (hole == 0 || below(random, 4) >= hole));
+    }
+    return present;
+}
 
 /// In half of the problems a window, documents, padding, or queries that stand elsewhere.
 inline void random_rule(random_engine& random, problem& p) {
     auto const step = p.step();
     auto const tokens = step.queries().total(), keys = step.keys().total();
     if (below(random, 4) == 0)
-        p.layer.window = {below(random, 3) == 0 ? -1 : below(random, keys),
-                          below(random, 3) == 0 ? -1 : below(random, keys)};
+        p.layer.window = random_window(random, keys);
+    else if (below(random, 8) == 0)
+        random_windows(random, p, keys);
     if (below(random, 4) != 0) return;
     if (below(random, 2) == 0)
         for (int64_t b = 0; b < p.batch; ++b) p.lengths.push_back(below(random, keys + 1));
     if (below(random, 2) == 0)
         for (int64_t b = 0; b < p.batch; ++b)
             p.positions.push_back(below(random, keys + tokens) - tokens);
+    if (below(random, 2) == 0)
+        p.present = random_present(random, p.batch, keys);
     if (tokens == keys || !p.positions.empty())
         for (int64_t first = below(random, keys); first <= p.batch * keys;
              first += 1 + below(random, keys))

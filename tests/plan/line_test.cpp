@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/plan/line.hpp>
+#include <ulysses/plan/plan.hpp>
 
 #include "../visibility.hpp"
 #include "cases.hpp"
@@ -8,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -64,31 +66,51 @@ std::string fault_of(problem const& p) {
     auto const rule = step.visible(p.layer);
     auto const queries = rule.queries, samples = rule.uniform() ? 1 : p.batch;
     std::vector<int64_t> memory;
+    uly::head_runs runs;
+    runs.assign(p.layer, rule);
     uly::line const cuts(p.layer, rule, p.batch, p.ranks, p.row_multiple,
-                         rule.uniform() ? uly::row_weights(rule) : uly::row_weights(rule, memory));
+                         rule.uniform() ? uly::row_weights(rule) : uly::row_weights(rule, memory),
+                         runs);
+    auto const rule_of = [&](int64_t head) {
+        auto own = rule;
+        if (!p.windows.empty()) own.window = p.windows[at(head)];
+        return own;
+    };
 
     // Work by counting each key of each row of each sample, and ranges by looking at each.
-    std::vector<int64_t> seen(at(queries));
-    for (int64_t b = 0; b < samples; ++b)
-        for (int64_t row = 0; row < queries; ++row) {
-            int64_t count = 0;
-            for (int64_t key = 0; key < rule.keys; ++key) {
-                auto const own = sees(rule, b, row, key);
-                auto const range = rule.keys_of(b, row);
-                if (own != (range.begin <= key && key < range.end))
-                    return uly::concat("row ", row, " of sample ", b, " sees keys ", range.begin,
-                                       " to ", range.end, ", which is wrong for key ", key);
-                count += own;
-            }
-            seen[at(row)] += std::max<int64_t>(count, 1);
+    std::vector<int64_t> seen(at(p.layer.heads * queries));
+    for (int64_t head = 0; head < p.layer.heads; ++head) {
+        if (head > 0 && rule_of(head).window == rule_of(head - 1).window) {
+            std::copy_n(seen.begin() + (head - 1) * queries, queries,
+                        seen.begin() + head * queries);
+            continue;
         }
-    int64_t total = 0;
-    for (int64_t row = 0; row < queries; ++row) {
-        if (cuts.weight(row) * p.layer.heads != total)
-            return uly::concat("rows before ", row, " weigh ", cuts.weight(row), ", not ", total,
-                               " / ", p.layer.heads);
-        total += p.layer.heads * seen[at(row)];
+        auto const own_rule = rule_of(head);
+        for (int64_t b = 0; b < samples; ++b)
+            for (int64_t row = 0; row < queries; ++row) {
+                int64_t count = 0;
+                for (int64_t key = 0; key < rule.keys; ++key) {
+                    auto const own = reaches(own_rule, b, row, key);
+                    auto const range = own_rule.keys_of(b, row);
+                    if (own != (range.begin <= key && key < range.end) ||
+                        own_rule.sees(b, row, key) != sees(own_rule, b, row, key))
+                        return uly::concat("row ", row, " of sample ", b, " sees keys ",
+                                           range.begin, " to ", range.end,
+                                           ", which is wrong for key ", key);
+                    count += own;
+                }
+                seen[at(head * queries + row)] += std::max<int64_t>(count, 1);
+            }
     }
+    int64_t total = 0;
+    for (int64_t head = 0; head < p.layer.heads; ++head)
+        for (int64_t row = 0, before = 0; row < queries; ++row) {
+            if (cuts.weight(row, head) != before)
+                return uly::concat("rows before ", row, " of head ", head, " weigh ",
+                                   cuts.weight(row, head), ", not ", before);
+            before += seen[at(head * queries + row)];
+            total += seen[at(head * queries + row)];
+        }
     auto const longest = *std::max_element(seen.begin(), seen.end());
     auto const group = p.layer.heads / p.layer.kv_heads;
 
@@ -100,7 +122,7 @@ std::string fault_of(problem const& p) {
         int64_t head = 0, row = 0, preceding = 0;
         for (int r = 1; r < p.ranks; ++r) {
             while (preceding * p.ranks < r * total) {
-                preceding += seen[at(row)];
+                preceding += seen[at(head * queries + row)];
                 if (++row == queries) row = 0, ++head;
             }
             auto const up = (row + p.row_multiple - 1) / p.row_multiple * p.row_multiple;
@@ -118,7 +140,10 @@ std::string fault_of(problem const& p) {
         if (to < from) return uly::concat("cut ", r + 1, " lies before cut ", r);
         if (from.row % p.row_multiple != 0) return uly::concat("cut ", r, " is off the grid");
         auto const items = cuts.items(r);
-        if (items.size() > 5) return uly::concat("rank ", r, " has ", items.size(), " items");
+        auto changes = 0;
+        for (auto h = from.head + 1; h < to.head + (to.row > 0); ++h)
+            changes += rule_of(h).window != rule_of(h - 1).window;
+        if (items.size() > at(5 + 2 * changes)) return uly::concat("rank ", r, " has ", items.size(), " items");
         int64_t work = 0;
         for (auto const& item : items) {
             if (item.heads() < 1 || item.rows() < 1)
@@ -133,7 +158,11 @@ std::string fault_of(problem const& p) {
                 if (h / group != item.kv_begin + (h - item.head_begin) / ratio)
                     return uly::concat("rank ", r, " pairs head ", h,
                                        " with a wrong key-value head");
-            auto const needed = seen_by_rows(rule, samples, item.row_begin, item.row_end);
+            for (auto h = item.head_begin; h < item.head_end; ++h)
+                if (item.window != rule_of(h).window)
+                    return uly::concat("rank ", r, " has head ", h, " in another's window");
+            auto const needed =
+                seen_by_rows(rule_of(item.head_begin), samples, item.row_begin, item.row_end);
             if (item.key_begin != needed.begin || item.key_end != needed.end)
                 return uly::concat("rank ", r, " has keys ", item.key_begin, " to ", item.key_end);
             for (auto h = item.head_begin; h < item.head_end; ++h)
@@ -143,7 +172,7 @@ std::string fault_of(problem const& p) {
                     mine = r;
                     if (h * queries + row != next++)
                         return uly::concat("head ", h, " row ", row, " is out of order");
-                    work += seen[at(row)];
+                    work += seen[at(h * queries + row)];
                 }
         }
         // From the definition: a cut overshoots its r/P by less than row_multiple rows and one row.
@@ -227,6 +256,66 @@ TEST_CASE("line: random ones deal every row once, in order, in balance") {
             FAIL(fault);
         }
     }
+}
+
+TEST_CASE("line: heads of other windows share the work in balance") {
+    // Counted row by row: a row of a causal head at p sees p + 1 keys, of which a window leaves
+    // left + 1.
+    for (int64_t const tokens : {4096, 6000})
+        for (auto const& [heads, kv_heads, ranks] :
+             {std::array<int64_t, 3>{8, 2, 4}, {12, 4, 8}, {7, 7, 5}, {3, 1, 8}, {32, 8, 16}}) {
+            CAPTURE(tokens);
+            CAPTURE(heads);
+            CAPTURE(ranks);
+            uly::window const kinds[] = {{511, -1}, {}, {63, 0}};
+            for (auto const every : {1, 2, 3}) {
+                std::vector<uly::window> windows;
+                for (int64_t h = 0; h < heads; ++h) windows.push_back(kinds[h / every % 3]);
+                auto const layer = uly::checked({.heads = heads,
+                                                 .kv_heads = kv_heads,
+                                                 .head_dim = 1,
+                                                 .mask = uly::mask::causal,
+                                                 .head_windows = windows});
+                uly::plan moves;
+                moves.rebuild(layer, uly::sequence::split(static_cast<int>(ranks), 1, tokens),
+                              static_cast<int>(ranks), 0, 1);
+                int64_t total = 0, most = 0, rows = 0;
+                for (int r = 0; r < ranks; ++r) {
+                    int64_t work = 0;
+                    for (auto const& item : moves.items(r))
+                        for (auto row = item.row_begin; row < item.row_end; ++row) {
+                            auto const left = windows[at(item.head_begin)].left;
+                            work += item.heads() * (left < 0 ? row + 1 : std::min(row, left) + 1);
+                            rows += item.heads();
+                        }
+                    total += work;
+                    most = std::max(most, work);
+                }
+                CHECK(rows == heads * tokens);
+                CHECK(static_cast<double>(most * ranks) <= 1.02 * static_cast<double>(total));
+            }
+        }
+}
+
+TEST_CASE("line: heads of one window make one item, and receive no key that nobody sees") {
+    // 8 heads, of which the last 4 see 100 keys to the left; queries are the last 1000 of 4000.
+    std::vector<uly::window> windows(8);
+    std::fill(windows.begin() + 4, windows.end(), uly::window{100, -1});
+    auto const layer = uly::checked({.heads = 8,
+                                     .kv_heads = 4,
+                                     .head_dim = 1,
+                                     .mask = uly::mask::causal,
+                                     .head_windows = windows});
+    auto const queries = std::vector<runs>{{{0, 1000}}}, keys = std::vector<runs>{{{0, 4000}}};
+    uly::plan moves;
+    moves.rebuild(layer, uly::sequence::of(1, queries, keys), 1, 0, 1);
+    CHECK(text_of(moves.items(0)) == "0-4|0-2|0-1000; 4-8|2-4|0-1000");
+    CHECK(moves.items(0)[1].key_begin == 3000 - 100);
+    CHECK(moves.rows(0).keys_to == 2 * 4000 + 2 * 1100);
+    // Windows that are all the same are the layer's one.
+    std::fill(windows.begin(), windows.end(), uly::window{100, -1});
+    auto const alike = uly::checked({.heads = 8, .head_dim = 1, .head_windows = windows});
+    CHECK(alike == uly::checked({.heads = 8, .head_dim = 1, .window = {100, -1}}));
 }
 
 TEST_CASE("line: a row_multiple beyond any sequence cuts no head") {

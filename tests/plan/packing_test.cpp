@@ -4,6 +4,7 @@
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/plan/sequence.hpp>
 
+#include "../visibility.hpp"
 #include "cases.hpp"
 
 #include <doctest/doctest.h>
@@ -89,6 +90,137 @@ TEST_CASE("packing: positions that restart give the documents, on every rank, in
             uly::sequence::agree(group, {.tokens = 4, .packing = {.documents = offsets}});
         if (agreed.hash() != step.hash()) throw std::runtime_error("another agreed step");
     });
+}
+
+TEST_CASE("packing: keys that are not there shorten a sample, and are holes between those that are") {
+    using bytes = std::vector<std::uint8_t>;
+    auto const layer = uly::checked({.heads = 1, .head_dim = 1});
+    auto step = uly::sequence::split(2, 3, 5);
+    // Padding on the left, on the right, and nothing there: ranges say it all.
+    bytes const ends{0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0};
+    step.pack({.present = ends});
+    auto const samples = step.packed().samples();
+    CHECK(std::pair{samples[0].begin, samples[0].end} == std::pair<int64_t, int64_t>{2, 5});
+    CHECK(std::pair{samples[1].begin, samples[1].end} == std::pair<int64_t, int64_t>{0, 3});
+    CHECK(samples[2].begin == samples[2].end);
+    CHECK(step.visible(layer).present.empty());
+    // Padding on the right is a length.
+    list const lengths{5, 3, 0};
+    bytes const right{1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0};
+    auto short_step = uly::sequence::split(2, 3, 5);
+    CHECK(short_step.pack({.present = right}).hash() ==
+          uly::sequence::split(2, 3, 5).pack({.lengths = lengths}).hash());
+    // One hole, and what counts as there.
+    bytes const hole{0, 1, 0, 7, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    auto const whole = step.hash();
+    step.pack({.present = hole});
+    CHECK(step.hash() != whole);
+    auto const rule = step.visible(layer);
+    for (int64_t b = 0; b < 3; ++b)
+        for (int64_t key = 0; key < 5; ++key) {
+            CHECK(rule.sees(b, 0, key) == (hole[at(b * 5 + key)] != 0));
+            CHECK(rule.sees(b, 0, key) == sees(rule, b, 0, key));
+        }
+    bytes other = hole;
+    other[7] = 0;
+    auto const before = step.hash();
+    CHECK(step.pack({.present = other}).hash() != before);
+    // A length cuts what is there; queries stand at the end of it.
+    std::vector<runs> const queries{{{0, 2}}, {}}, keys{{{0, 5}}, {}};
+    auto cross = uly::sequence::of(1, queries, keys);
+    bytes const some{0, 1, 0, 1, 1};
+    list const three{3};
+    cross.pack({.lengths = three, .present = some});
+    auto const own = cross.packed().samples()[0];
+    CHECK(std::pair{own.begin, own.end} == std::pair<int64_t, int64_t>{1, 2});
+    CHECK(own.position == 0);
+}
+
+TEST_CASE("packing: every rank says which of its keys are there, in any order") {
+    std::vector<std::uint8_t> const present{1, 0, 1, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 1, 1, 0};
+    list const documents{3, 11};
+    auto expected = uly::sequence::split(2, 2, 8);
+    expected.pack({.documents = documents, .present = present});
+    uly::threads::run(2, [&](uly::threads::communicator group) {
+        auto const me = group.rank();
+        std::vector<std::uint8_t> mine;
+        for (int64_t b = 0; b < 2; ++b)
+            for (int64_t i = 0; i < 4; ++i) mine.push_back(present[at(8 * b + 4 * me + i)]);
+        auto const step = uly::sequence::agree(group, {.batch = 2,
+                                                       .tokens = 4,
+                                                       .packing = {.documents = documents},
+                                                       .present = mine});
+        if (step.hash() != expected.hash()) throw std::runtime_error("another step");
+        auto const alike = uly::sequence::agree(
+            group,
+            {.batch = 2, .tokens = 4, .packing = {.documents = documents, .present = present}});
+        if (alike.hash() != expected.hash()) throw std::runtime_error("another packed step");
+        // Positions and presence in one step; striped.
+        runs const order{{me, 4, 2}};
+        list positions;
+        mine.clear();
+        for (int64_t b = 0; b < 2; ++b)
+            for (int64_t i = 0; i < 4; ++i) {
+                mine.push_back(present[at(8 * b + me + 2 * i)]);
+                positions.push_back((me + 2 * i) % 3);  // documents at 0, 3 and 6
+            }
+        list const thirds{3, 6, 8, 11, 14};
+        auto striped = uly::sequence::agree(group, {.batch = 2,
+                                                    .tokens = 4,
+                                                    .order = order,
+                                                    .positions = positions,
+                                                    .present = mine});
+        std::vector<runs> const stripes{{{0, 4, 2}}, {{1, 4, 2}}};
+        auto known = uly::sequence::of(2, stripes);
+        known.pack({.documents = thirds, .present = present});
+        if (striped.hash() != known.hash()) throw std::runtime_error("another striped step");
+        // Keys of their own, all on rank 1.
+        auto const cross = uly::sequence::agree(
+            group, {.batch = 2,
+                    .tokens = 1,
+                    .keys = me * 8,
+                    .present = me == 0 ? std::span<std::uint8_t const>{} : std::span(present)});
+        std::vector<runs> const two{{{0, 1}}, {{1, 1}}}, all{{}, {{0, 8}}};
+        auto crossed = uly::sequence::of(2, two, all);
+        if (cross.hash() != crossed.pack({.present = present}).hash())
+            throw std::runtime_error("another step of keys");
+    });
+}
+
+TEST_CASE("packing: what ranks say of their keys is checked, with one error on every rank") {
+    using bytes = std::vector<std::uint8_t>;
+    bytes const four(4, 1), three(3, 1), eight(8, 1);
+    auto const all = [](std::vector<std::string> const& texts, std::string const& expected) {
+        for (auto const& text : texts)
+            CHECK_MESSAGE(text.find(expected) != std::string::npos, text);
+        CHECK(texts[0] == texts[1]);
+    };
+    all(agree_errors([&](int rank) {
+            return uly::sequence_options{.tokens = 4, .present = rank == 0 ? four : three};
+        }),
+        "present must name one for each sample and key of the rank: rank 1 has 3, expected 4");
+    all(agree_errors([&](int rank) {
+            return uly::sequence_options{
+                .tokens = 4,
+                .present = rank == 0 ? std::span<std::uint8_t const>{} : std::span(four)};
+        }),
+        "present must name one for each sample and key of the rank: rank 0 has 0, expected 4");
+    all(agree_errors([&](int) {
+            return uly::sequence_options{
+                .tokens = 4, .packing = {.present = eight}, .present = four};
+        }),
+        "present comes from the ranks' keys or from the packing, not from both: 8 in the packing");
+    all(agree_errors([&](int) {
+            return uly::sequence_options{.tokens = 4, .packing = {.present = four}};
+        }),
+        "present must name one for each sample and key: 4 given, batch 1, 8 keys");
+    bytes other = eight;
+    other[3] = 0;
+    all(agree_errors([&](int rank) {
+            return uly::sequence_options{.tokens = 4,
+                                         .packing = {.present = rank == 0 ? eight : other}};
+        }),
+        "the hash of present must be equal on every rank");
 }
 
 TEST_CASE("packing: what cannot be is refused with its values") {

@@ -504,6 +504,24 @@ TEST_CASE("plan: rebuilt for another layer it is that layer's") {
     }
 }
 
+TEST_CASE("plan: keeps the windows of its heads, also when it is copied") {
+    auto const step = uly::sequence::split(2, 1, 10);
+    std::vector<uly::window> windows{{1, 0}, {}, {2, 2}, {}};
+    auto layer = uly::checked({.heads = 4, .head_dim = 8, .head_windows = windows});
+    uly::plan copy;
+    {
+        auto const moves = plan_of(layer, step, 0);
+        copy = moves;
+    }
+    auto const kept = windows;
+    windows.assign(4, {9, 9});  // as freed memory might be
+    CHECK(std::equal(kept.begin(), kept.end(), copy.layer().head_windows.begin(),
+                     copy.layer().head_windows.end()));
+    CHECK(copy.items(1)[0].window == kept[2]);
+    copy.rebuild(copy.layer(), step, 2, 1, 1);
+    CHECK(copy.layer().head_windows[2] == kept[2]);
+}
+
 TEST_CASE("plan: the hash tells plans apart") {
     auto const step = uly::sequence::split(2, 1, 10);
     uly::shape const layer{.heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
@@ -519,6 +537,10 @@ TEST_CASE("plan: the hash tells plans apart") {
     CHECK(other([](auto& s) { s.head_dim = 9; }) != hash);
     CHECK(other([](auto& s) { s.value_dim = 9; }) != hash);
     CHECK(other([](auto& s) { s.mask = uly::mask::causal; }) != hash);
+    static constexpr uly::window windows[2][4] = {{{1, 0}, {}, {}, {}}, {{}, {1, 0}, {}, {}}};
+    auto const first = other([](auto& s) { s.head_windows = windows[0]; });
+    CHECK(first != hash);
+    CHECK(other([](auto& s) { s.head_windows = windows[1]; }) != first);
     CHECK(other([](auto& s) { s.scale = 2.0; }) != hash);
     CHECK(other([](auto& s) { s.assignment = uly::assignment::whole_heads; }) != hash);
     CHECK(other([](auto& s) { s.keep = uly::keep::nothing; }) != hash);

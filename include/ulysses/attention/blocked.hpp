@@ -60,6 +60,7 @@ class blocked_attention {
                                                  .window = true,
                                                  .documents = true,
                                                  .padding = true,
+                                                 .holes = true,
                                                  .softcap = true,
                                                  .alibi = true,
                                                  .bias = true,
@@ -139,7 +140,7 @@ class blocked_attention {
 
     template <class A>
     struct forward_space {
-        A *q, *k, *v, *scores, *out, *largest, *sums, *row;
+        A *q, *k, *v, *scores, *out, *largest, *sums, *row, *hidden;
 
         forward_space(detail::workspace_cursor& cursor, attention_extents const& e)
             : q(cursor.take<A>(tile_rows * e.head_dim)),
@@ -149,12 +150,13 @@ class blocked_attention {
               out(cursor.take<A>(tile_rows * e.value_dim)),
               largest(cursor.take<A>(tile_rows)),
               sums(cursor.take<A>(tile_rows * lanes<A>)),
-              row(cursor.take<A>(tile_keys)) {}
+              row(cursor.take<A>(tile_keys)),
+              hidden(cursor.take<A>(tile_keys)) {}
     };
 
     template <class A>
     struct backward_space {
-        A *q, *k, *v, *dout, *p, *ds, *dq, *lse, *delta, *row, *tanhs;
+        A *q, *k, *v, *dout, *p, *ds, *dq, *lse, *delta, *row, *tanhs, *hidden;
 
         backward_space(detail::workspace_cursor& cursor, attention_extents const& e)
             : q(cursor.take<A>(tile_rows * e.head_dim)),
@@ -167,7 +169,8 @@ class blocked_attention {
               lse(cursor.take<A>(tile_rows)),
               delta(cursor.take<A>(tile_rows)),
               row(cursor.take<A>(tile_keys)),
-              tanhs(cursor.take<A>(tile_keys)) {}
+              tanhs(cursor.take<A>(tile_keys)),
+              hidden(cursor.take<A>(tile_keys)) {}
     };
 
     /// C = alpha * A * B + beta * C, C packed with rows of `c_stride`.
@@ -209,6 +212,7 @@ class blocked_attention {
             auto const keys = detail::tile_operand<A>(k, b, g, call.key_begin, from, end, space.k);
             auto const values =
                 detail::tile_operand<A>(v, b, g, call.key_begin, from, end, space.v);
+            auto const* const hidden = detail::hidden_keys(call, b, from, end, space.hidden);
             detail::for_each_band(
                 call, grid, tile, key, end, trimmed, [&](detail::row_band const& band) {
                     auto const first = band.begin - tile.begin;
@@ -219,7 +223,8 @@ class blocked_attention {
                                 detail::rows_from(queries, first),
                                 detail::transposed(detail::rows_from(keys, offset)), A(0), scores,
                                 tile_keys);
-                    softmax_band(call, tile, band, h, rule, space, dim);
+                    softmax_band(call, tile, band, h, rule, space, dim,
+                                 hidden != nullptr ? hidden + offset : nullptr);
                     multiply<A>(band.rows(), dim, band.keys.size(), A(1),
                                 {.data = scores, .stride = tile_keys},
                                 detail::rows_from(values, offset), A(1), out, dim);
@@ -236,12 +241,13 @@ class blocked_attention {
         }
     }
 
-    /// S -> P for the item's rows of a band; O is brought to the new maximum.
+    /// S -> P for the item's rows of a band; O is brought to the new maximum. `hidden`: of the band's
+    /// keys, or null.
     template <class A>
     static void softmax_band(attention_call const& call, detail::row_tile const& tile,
                              detail::row_band const& band, std::int64_t h,
                              detail::score_transform<A> const& rule, forward_space<A> const& space,
-                             std::int64_t dim) {
+                             std::int64_t dim, A const* hidden) {
         constexpr std::int64_t together = 8;  // 8 KiB of scores stay in the first-level cache
         for (auto from = band.own_begin; from < band.own_end; from += together) {
             auto const to = std::min(from + together, band.own_end);
@@ -250,6 +256,8 @@ class blocked_attention {
                 auto const i = row - tile.begin;
                 transform<A>(call, tile, band, row, h, rule, space.scores + i * tile_keys, nullptr,
                              space.row);
+                if (hidden != nullptr)
+                    detail::hide_keys(space.scores + i * tile_keys, hidden, band.keys.size());
                 now[row - from] = detail::softmax_row_largest<A>(
                     space.scores + i * tile_keys, detail::keys_in(call, tile, band, row),
                     band.keys.size(), space.largest[i]);
@@ -336,15 +344,16 @@ class blocked_attention {
                 detail::tile_operand<A>(views.k, b, g, call.key_begin, from, end, space.k);
             auto const values =
                 detail::tile_operand<A>(views.v, b, g, call.key_begin, from, end, space.v);
+            auto const* const hidden = detail::hidden_keys(call, b, from, end, space.hidden);
             detail::for_each_band(
                 call, grid, tile, key, end, trimmed, [&](detail::row_band const& band) {
                     auto const first = band.begin - tile.begin;
                     auto const offset = band.keys.begin - from;
-                    backward_band<A>(call, tile, band, h, rule, views.dlogits.bias,
-                                     detail::rows_from(queries, first),
-                                     detail::rows_from(keys, offset),
-                                     detail::rows_from(values, offset),
-                                     detail::rows_from(douts, first), space, dk_head, dv_head);
+                    backward_band<A>(
+                        call, tile, band, h, rule, views.dlogits.bias,
+                        detail::rows_from(queries, first), detail::rows_from(keys, offset),
+                        detail::rows_from(values, offset), detail::rows_from(douts, first), space,
+                        dk_head, dv_head, hidden != nullptr ? hidden + offset : nullptr);
                 });
         });
         for (auto row = tile.own_begin; row < tile.own_end; ++row)
@@ -352,14 +361,14 @@ class blocked_attention {
                                  A(1), q.dim());
     }
 
-    /// The five products of a band; dk and dv are one head's.
+    /// The five products of a band; dk and dv are one head's, `hidden` as in `softmax_band`.
     template <class A>
     void backward_band(attention_call const& call, detail::row_tile const& tile,
                        detail::row_band const& band, std::int64_t h,
                        detail::score_transform<A> const& rule, bias_gradient<A> const& dbias,
                        gemm_operand<A> const& q, gemm_operand<A> const& k, gemm_operand<A> const& v,
                        gemm_operand<A> const& dout, backward_space<A> const& space,
-                       head_view<A> const& dk, head_view<A> const& dv) const {
+                       head_view<A> const& dk, head_view<A> const& dv, A const* hidden) const {
         auto const first = band.begin - tile.begin;
         auto const dim = dk.dim(), value_dim = dv.dim(), keys = band.keys.size();
         auto const scale = static_cast<A>(call.scale);
@@ -380,6 +389,7 @@ class blocked_attention {
             }
             auto const seen = detail::keys_in(call, tile, band, row);
             transform<A>(call, tile, band, row, h, rule, p_row, space.tanhs, space.row);
+            if (hidden != nullptr) detail::hide_keys(p_row, hidden, keys);
             drop(call, tile, band, row, h, space.row, ds_row);
             detail::softmax_row_backward<A>(p_row, ds_row, seen, keys, space.lse[i],
                                             space.delta[i]);

@@ -63,6 +63,10 @@ void check_attention(attention_call const& call, Q const& q, K const& k, V const
         call.visible.samples.size() != static_cast<std::size_t>(q.batch()))
         refuse("what rows see must be said for each sample", call.visible.samples.size(),
                " samples, batch ", q.batch());
+    if (!call.visible.present.empty() &&
+        call.visible.present.size() != static_cast<std::size_t>(q.batch() * call.visible.keys))
+        refuse("which keys are there must be said for each sample", call.visible.present.size(),
+               " of ", q.batch(), " samples of ", call.visible.keys, " keys");
     for (std::int64_t b = 0; b < (call.visible.uniform() ? 1 : q.batch()); ++b) {
         auto const seen =
             call.visible.keys_of_rows(b, call.query_begin, call.query_begin + q.tokens());

@@ -78,20 +78,24 @@ inline double dropout_factor(attention_call const& call, std::int64_t b, std::in
     return factor;
 }
 
-/// p[j] = softmax over the keys a row sees, and the sink; returns the log of its denominator.
+/// p[j] = softmax over the keys a row sees, and the sink, 0 for keys that are not there; returns the log
+/// of its denominator.
 template <class T>
 double softmax_row(attention_call const& call, T const* q, head_view<T const> const& k,
                    std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t kv_head,
                    index_range seen, double* p) {
     auto const sink = call.sinks.empty() ? -std::numeric_limits<double>::infinity() : call.sinks[h];
+    auto const there = [&](std::int64_t j) { return call.visible.there(b, call.key_begin + j); };
     auto largest = sink;
     for (auto j = seen.begin; j < seen.end; ++j) {
+        if (!there(j)) continue;
         p[j] = score_of(call, b, h, i, j, dot(q, k.row(b, j, kv_head), k.dim())).value;
         largest = std::max(largest, p[j]);
     }
     double sum = call.sinks.empty() ? 0.0 : std::exp(sink - largest);
-    for (auto j = seen.begin; j < seen.end; ++j) sum += p[j] = std::exp(p[j] - largest);
-    for (auto j = seen.begin; j < seen.end; ++j) p[j] /= sum;
+    for (auto j = seen.begin; j < seen.end; ++j)
+        sum += p[j] = there(j) ? std::exp(p[j] - largest) : 0.0;
+    for (auto j = seen.begin; j < seen.end && sum > 0; ++j) p[j] /= sum;
     return largest + std::log(sum);
 }
 
@@ -112,6 +116,7 @@ struct reference_attention {
                                                  .window = true,
                                                  .documents = true,
                                                  .padding = true,
+                                                 .holes = true,
                                                  .softcap = true,
                                                  .alibi = true,
                                                  .bias = true,
@@ -238,7 +243,8 @@ struct reference_attention {
             std::fill(dk_row, dv_row + v.dim(), 0.0);
             for (std::int64_t i = 0; i < q.tokens(); ++i) {
                 auto const seen = detail::local_keys(call, b, i);
-                if (j < seen.begin || j >= seen.end) continue;
+                if (j < seen.begin || j >= seen.end || !call.visible.there(b, call.key_begin + j))
+                    continue;
                 auto const s = detail::score_of(
                     call, b, h, i, j, detail::dot(q.row(b, i, h), k.row(b, j, g), q.dim()));
                 auto const factor = detail::dropout_factor(call, b, h, i, j);

@@ -98,6 +98,14 @@ index_range mask_row(T* scores, index_range seen, std::int64_t count) {
     return steps;
 }
 
+/// Hides keys of a row of exponents: each where `hidden` is -inf, not 0, becomes -inf, whatever it
+/// was; the others keep their bits.
+template <class T>
+[[gnu::noinline]] ULYSSES_WIDE_VECTORS void hide_keys(T* scores, T const* hidden,
+                                                      std::int64_t count) {
+    for (std::int64_t j = 0; j < count; ++j) scores[j] = hidden[j] < T(0) ? hidden[j] : scores[j];
+}
+
 /// Masks a row of exponents and returns the largest of them and `before`. Rows are passed through
 /// this a few at a time, ahead of `softmax_row_step`, so that one row's reduction overlaps with
 /// another's work.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstdint>
+#include <limits>
 
 /// The grid of blocked attention, and reading and writing the rows of its tiles.
 ///
@@ -93,6 +94,21 @@ constexpr index_range keys_in(attention_call const& call, row_tile const& tile,
     auto const seen = call.visible.keys_of(tile.sample, row);
     auto const begin = std::clamp(seen.begin, band.keys.begin, band.keys.end);
     return {begin - band.keys.begin, std::clamp(seen.end, begin, band.keys.end) - band.keys.begin};
+}
+
+/// For each of a sample's global keys [from, to) 0, or -inf where it is not there, in `buffer`; null
+/// when all are.
+template <class A>
+A const* hidden_keys(attention_call const& call, std::int64_t b, std::int64_t from, std::int64_t to,
+                     A* buffer) {
+    if (call.visible.present.empty()) return nullptr;
+    auto all = true;
+    for (auto key = from; key < to; ++key) {
+        auto const there = call.visible.there(b, key);
+        buffer[key - from] = there ? A(0) : -std::numeric_limits<A>::infinity();
+        all = all && there;
+    }
+    return all ? nullptr : buffer;
 }
 
 /// The view's rows of global indices [from, to) as an operand: in place if it can be, else copied

@@ -21,7 +21,8 @@ namespace ulysses::inline ULYSSES_ABI {
 /// key-value heads: local query head h reads local key-value head h / (q.heads() / k.heads()). Its
 /// query rows are global rows [query_begin, query_begin + q.tokens()), its keys are global rows
 /// [key_begin, key_begin + k.tokens()), which hold every key its rows may see: row i of sample b those
-/// of `visible.keys_of(b, query_begin + i)`, which may be none.
+/// of `visible.keys_of(b, query_begin + i)`, which may be none, but for those that are not
+/// `visible.there`.
 struct attention_call {
     std::int64_t query_head = 0;   ///< global index of the first query head
     std::int64_t kv_head = 0;      ///< global index of the first key-value head
@@ -59,6 +60,7 @@ struct attention_features {
     bool window = false;     ///< a sliding window
     bool documents = false;  ///< several documents in a sample
     bool padding = false;    ///< samples with keys that are not there, or rows at other positions
+    bool holes = false;      ///< keys that are not there between others that are
     bool softcap = false;
     bool alibi = false;
     bool bias = false;

@@ -39,6 +39,7 @@ enum class term : std::uint8_t {
     mask,
     window_left,
     window_right,
+    head_windows,  ///< the hash of the list, 0 without one
     assignment,
     keep,
     scale,
@@ -54,7 +55,7 @@ enum class term : std::uint8_t {
     inbox,   ///< window that peers write: 0 the group's, else the call that made the context's
     outbox,  ///< window that peers read, likewise
 };
-inline constexpr std::size_t term_count = 23;
+inline constexpr std::size_t term_count = 24;
 
 constexpr std::string_view name(term which) {
     constexpr std::string_view names[term_count] = {"call",
@@ -66,6 +67,7 @@ constexpr std::string_view name(term which) {
                                                     "mask",
                                                     "window.left",
                                                     "window.right",
+                                                    "head_windows (its hash)",
                                                     "assignment",
                                                     "keep",
                                                     "scale",

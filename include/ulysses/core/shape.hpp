@@ -6,11 +6,15 @@
 #include <ulysses/core/real.hpp>
 #include <ulysses/core/visibility.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string_view>
+#include <vector>
 
 /// The shape of one attention layer: what does not change from step to step.
 namespace ulysses::inline ULYSSES_ABI {
@@ -43,6 +47,28 @@ constexpr std::string_view name(mixer kind) {
                                           "recurrence", "convolution"};
     return names[static_cast<std::size_t>(kind)];
 }
+/// A window for each query head. Does not own them: they are read while a pipeline or plan is made,
+/// which copies them. A structural type, so that a shape with windows of static storage may be a
+/// template argument.
+struct window_list {
+    window const* data = nullptr;
+    std::int64_t count = 0;
+
+    window_list() = default;
+    /// From an array, a vector or a span of windows.
+    template <std::convertible_to<std::span<window const>> List>
+    constexpr window_list(List const& list)
+        : data(std::span<window const>(list).data()),
+          count(static_cast<std::int64_t>(std::span<window const>(list).size())) {}
+
+    constexpr bool empty() const { return count == 0; }
+    constexpr window const* begin() const { return data; }
+    constexpr window const* end() const { return data + count; }
+    constexpr window const& operator[](std::int64_t head) const { return data[head]; }
+    friend constexpr bool operator==(window_list const& a, window_list const& b) {
+        return std::equal(a.begin(), a.end(), b.begin(), b.end());
+    }
+};
 
 /// Shape and options of an attention layer. An aggregate, made with designated initialisers, usable
 /// as a template argument.
@@ -52,7 +78,8 @@ struct shape {
     std::int64_t head_dim = 0;   ///< dim of q and k, D
     std::int64_t value_dim = 0;  ///< dim of v and o, Dv; 0: head_dim
     ulysses::mask mask = ulysses::mask::full;
-    ulysses::window window = {};
+    ulysses::window window = {};         ///< of every head
+    window_list head_windows = {};       ///< or one for each query head
     real scale = {};                     ///< the factor of Q K^T; 0: 1 / sqrt(head_dim)
     logit_rule logits = {};              ///< softcap, ALiBi, bias, sinks
     real dropout = {};                   ///< the probability of dropping one; 0: none
@@ -80,6 +107,11 @@ inline constexpr bool is_fixed_shape = false;
 template <shape Shape>
 inline constexpr bool is_fixed_shape<fixed_shape<Shape>> = true;
 
+constexpr bool is_window(window const& w) {
+    constexpr auto limit = std::int64_t{1} << 31;
+    return w.left >= -1 && w.left < limit && w.right >= -1 && w.right < limit;
+}
+
 /// The first rule that `s` breaks, or an empty text.
 constexpr std::string_view broken_rule(shape const& s) {
     constexpr auto limit = std::int64_t{1} << 31;
@@ -88,8 +120,12 @@ constexpr std::string_view broken_rule(shape const& s) {
     if (s.kv_heads > 0 && s.heads % s.kv_heads != 0) return "kv_heads must divide heads";
     if (s.head_dim < 1 || s.head_dim >= limit) return "head_dim must lie in 1 .. 2^31 - 1";
     if (s.value_dim < 0 || s.value_dim >= limit) return "value_dim must lie in 0 .. 2^31 - 1";
-    if (s.window.left < -1 || s.window.left >= limit || s.window.right < -1 ||
-        s.window.right >= limit)
+    if (!s.head_windows.empty() && s.head_windows.count != s.heads)
+        return "head_windows must name one for each query head";
+    if (!s.head_windows.empty() && s.window != window{})
+        return "windows come from window or from head_windows, not from both";
+    if (!is_window(s.window) ||
+        !std::all_of(s.head_windows.begin(), s.head_windows.end(), is_window))
         return "both sides of a window must lie in -1 .. 2^31 - 1";
     constexpr auto finite = [](double value) {
         return value >= -std::numeric_limits<double>::max() &&
@@ -103,23 +139,56 @@ constexpr std::string_view broken_rule(shape const& s) {
     return {};
 }
 
-/// `s` with its defaults filled in.
+/// `s` with its defaults filled in; windows that are all the same become the one.
 constexpr shape completed(shape s) {
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     if (s.value_dim == 0) s.value_dim = s.head_dim;
+    auto const& windows = s.head_windows;
+    if (!windows.empty() &&
+        std::count(windows.begin(), windows.end(), windows[0]) == windows.count) {
+        s.window = windows[0];
+        s.head_windows = {};
+    }
     return s;
 }
 
+/// A shape with windows of its own, which may live as long as it likes.
+class kept_shape : public shape {
+   public:
+    kept_shape() = default;
+    explicit kept_shape(shape const& given) { *this = given; }
+    kept_shape(kept_shape const& other) : kept_shape(static_cast<shape const&>(other)) {}
+    kept_shape& operator=(kept_shape const& other) {
+        return *this = static_cast<shape const&>(other);
+    }
+    /// Allocates only when it outgrows the most windows so far.
+    kept_shape& operator=(shape const& given) {
+        if (given.head_windows.data != windows_.data())
+            windows_.assign(given.head_windows.begin(), given.head_windows.end());
+        static_cast<shape&>(*this) = given;
+        head_windows = windows_;
+        return *this;
+    }
+
+   private:
+    std::vector<ulysses::window> windows_;
+};
+
 }  // namespace detail
 
-/// `s` checked and with its defaults filled in.
+/// `s` checked and with its defaults filled in; its windows are still the caller's.
 /// *Throws* `invalid_shape` with all values when a rule is broken.
 inline shape checked(shape const& s, where at = where::here()) {
-    if (auto const rule = detail::broken_rule(s); !rule.empty())
+    if (auto const rule = detail::broken_rule(s); !rule.empty()) {
+        auto const wrong =
+            std::find_if_not(s.head_windows.begin(), s.head_windows.end(), detail::is_window);
+        auto const& shown = wrong != s.head_windows.end() ? *wrong : s.window;
         raise(errc::invalid_shape, at, "shape", rule, "heads ", s.heads, ", kv_heads ", s.kv_heads,
-              ", head_dim ", s.head_dim, ", value_dim ", s.value_dim, ", window ", s.window.left,
-              " and ", s.window.right, ", scale ", s.scale.value(), ", softcap ",
-              s.logits.softcap.value(), ", dropout ", s.dropout.value());
+              ", head_dim ", s.head_dim, ", value_dim ", s.value_dim, ", window ", shown.left,
+              " and ", shown.right, ", head_windows ", s.head_windows.count, ", scale ",
+              s.scale.value(), ", softcap ", s.logits.softcap.value(), ", dropout ",
+              s.dropout.value());
+    }
     return detail::completed(s);
 }
 

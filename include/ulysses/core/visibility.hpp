@@ -11,8 +11,9 @@
 /// Which keys a query row sees: what the layer asks for (mask, window) and what the step brings
 /// (documents, padding, positions), on global indices.
 ///
-/// A row sees one range of keys. As rows go on, neither end of it goes back: what a run of rows sees
-/// together is the range from its first row's begin to its last row's end.
+/// A row sees one range of keys, and of it those that are there. As rows go on, neither end of the
+/// range goes back: what a run of rows sees together lies between its first row's begin and its
+/// last row's end.
 namespace ulysses::inline ULYSSES_ABI {
 
 /// Which keys a query row may see, by its position.
@@ -42,6 +43,8 @@ struct visibility {
     std::int64_t queries = 0, keys = 0;         ///< global lengths
     std::span<sample_keys const> samples{};     ///< one a sample; empty: all alike, nothing padded
     std::span<std::int64_t const> documents{};  ///< first keys, ascending within a sample
+    /// [samples, keys], 0 for a key that is padding; empty: all that `samples` say are there.
+    std::span<std::uint8_t const> present{};
 
     /// True when every sample has the same rule.
     constexpr bool uniform() const { return samples.empty(); }
@@ -69,7 +72,18 @@ struct visibility {
         return {std::clamp(begin, own.begin, own.end), std::clamp(end, own.begin, own.end)};
     }
 
-    /// The keys that global query row `row` of sample `b` sees.
+    /// Whether a key of sample `b` is there; asked of keys in a row's range only.
+    constexpr bool there(std::int64_t b, std::int64_t key) const {
+        return present.empty() || present[static_cast<std::size_t>(b * keys + key)] != 0;
+    }
+
+    /// Whether query row `row` of sample `b` sees a key.
+    constexpr bool sees(std::int64_t b, std::int64_t row, std::int64_t key) const {
+        auto const range = keys_of(b, row);
+        return range.begin <= key && key < range.end && there(b, key);
+    }
+
+    /// The range of keys that global query row `row` of sample `b` sees, holes included.
     constexpr index_range keys_of(std::int64_t b, std::int64_t row) const {
         auto const own = sample(b);
         auto const p = row + own.position;

@@ -53,13 +53,14 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
                                      : "nothing moves: this rank holds its heads";
     auto const drain = exchanging ? "read from the ranks' outboxes in final layout"
                                   : "nothing moves: this rank holds its heads";
-    auto text = concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout,
-                       " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ",
-                       layer.kv_heads, " key-value; dim ", layer.head_dim, ", value dim ",
-                       layer.value_dim, "; ", layer.mask == mask::causal ? "causal" : "full",
-                       text_of(layer.window), text_of_logits(layer), "\n", "  batch ",
-                       moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
-                       " keys; this rank's tokens: ", moves.own_queries(), "\n");
+    auto text =
+        concat("attention layer, rank ", moves.rank(), " of ", moves.ranks(), ", ", layout,
+               " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ", layer.kv_heads,
+               " key-value; dim ", layer.head_dim, ", value dim ", layer.value_dim, "; ",
+               layer.mask == mask::causal ? "causal" : "full", text_of(layer.window),
+               layer.head_windows.empty() ? "" : ", a window for each head", text_of_logits(layer),
+               "\n", "  batch ", moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
+               " keys; this rank's tokens: ", moves.own_queries(), "\n");
     if (auto const documents = moves.visible().documents.size(); documents > 0)
         text += concat("  ", documents, " documents\n");
     auto const s = moves.own_queries(), t = moves.own_keys(), b = moves.batch();
@@ -74,7 +75,7 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
         text += concat("                 heads ", work.head_begin, "-", work.head_end,
                        " | key-value heads ", work.kv_begin, "-", work.kv_end, " | rows ",
                        work.row_begin, "-", work.row_end, " | keys ", work.key_begin, "-",
-                       work.key_end, "\n");
+                       work.key_end, layer.head_windows.empty() ? "" : text_of(work.window), "\n");
     }
     text += concat("  5 to_tokens    ", drain, "\n");
     text += concat("  6 project_out  [", b, ", ", s, ", C]\n");

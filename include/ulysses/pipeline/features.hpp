@@ -28,7 +28,7 @@ consteval bool fixed_shape_fits() {
                   "ulysses: the attention functor has no causal mask.");
     static_assert(has.full || layer.mask != mask::full,
                   "ulysses: the attention functor has no full (bidirectional) attention.");
-    static_assert(has.window || layer.window == window{},
+    static_assert(has.window || (layer.window == window{} && layer.head_windows.empty()),
                   "ulysses: the attention functor has no sliding window.");
     static_assert(has.grouped || layer.kv_heads == layer.heads,
                   "ulysses: the attention functor has no grouped key-value heads.");
@@ -59,7 +59,7 @@ void check_features(shape const& layer, int ranks, where at) {
               "a layer must not carry a state along the sequence", name(layer.kind));
     need(layer.mask == mask::causal, has.causal, "causal");
     need(layer.mask == mask::full, has.full, "full");
-    need(layer.window != window{}, has.window, "window");
+    need(layer.window != window{} || !layer.head_windows.empty(), has.window, "window");
     need(layer.kv_heads != layer.heads, has.grouped, "grouped");
     need(layer.value_dim != layer.head_dim, has.value_dim, "value_dim");
     need(layer.logits.softcap != real{}, has.softcap, "softcap");
@@ -91,6 +91,7 @@ void check_step_features(plan const& moves, where at) {
                                 own.position != rule.keys - rule.queries;
                      }),
          has.padding, "padding");
+    need(!rule.present.empty(), has.holes, "holes");
     need(rule.mask == mask::causal && rule.queries != rule.keys, has.padding,
          "padding (a causal mask with queries that do not stand at the first keys)");
 }

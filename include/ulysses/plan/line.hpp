@@ -3,12 +3,14 @@
 
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/visibility.hpp>
+#include <ulysses/plan/head_runs.hpp>
 #include <ulysses/plan/weights.hpp>
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <span>
+#include <vector>
 
 /// The line: who computes which query rows.
 ///
@@ -25,6 +27,7 @@ struct work_item {
     std::int64_t kv_begin = 0, kv_end = 0;
     std::int64_t row_begin = 0, row_end = 0;
     std::int64_t key_begin = 0, key_end = 0;
+    ulysses::window window{};  ///< of all its heads
 
     constexpr std::int64_t heads() const { return head_end - head_begin; }
     constexpr std::int64_t kv_heads() const { return kv_end - kv_begin; }
@@ -33,20 +36,10 @@ struct work_item {
     friend constexpr bool operator==(work_item const&, work_item const&) = default;
 };
 
-/// At most five items: a head begun by the rank before, the rest of its group, whole groups, part
-/// of a group, a head ended by the rank after.
-class work_items {
-   public:
-    constexpr std::size_t size() const { return size_; }
-    constexpr work_item const* begin() const { return items_.data(); }
-    constexpr work_item const* end() const { return items_.data() + size_; }
-    constexpr work_item const& operator[](std::size_t i) const { return items_[i]; }
-    constexpr void add(work_item const& item) { items_[size_++] = item; }
-
-   private:
-    std::array<work_item, 5> items_{};
-    std::size_t size_ = 0;
-};
+/// At most five items where heads have one window: a head begun by the rank before, the rest of its
+/// group, whole groups, part of a group, a head ended by the rank after. Of heads with other windows
+/// each is cut once more where the window changes.
+using work_items = std::vector<work_item>;
 
 /// The first row of a rank's share: a head and a row in it.
 struct line_cut {
@@ -57,16 +50,18 @@ struct line_cut {
 
 class line {
    public:
-    /// `layer` is a completed shape; `queries` and `keys` are global lengths below 2^31; ranks and
+    /// `layer` is a completed shape of one window; `queries` and `keys` are global lengths below 2^31; ranks and
     /// row_multiple are at least 1.
     constexpr line(shape const& layer, std::int64_t queries, std::int64_t keys, int ranks,
                    std::int64_t row_multiple)
         : line(layer, rule_of(layer, queries, keys), 1, ranks, row_multiple,
                row_weights(rule_of(layer, queries, keys))) {}
 
-    /// With what a step brings; the rule's lists are used while this is.
+    /// With what a step brings, and the runs of a layer with `head_windows`; the lists of the rule
+    /// and the runs are used while this is.
     constexpr line(shape const& layer, visibility const& rule, std::int64_t batch, int ranks,
-                   std::int64_t row_multiple, row_weights const& weights)
+                   std::int64_t row_multiple, row_weights const& weights,
+                   std::span<head_run const> runs = {})
         : layer_(layer),
           rule_(rule),
           samples_(rule.uniform() ? 1 : batch),
@@ -74,7 +69,8 @@ class line {
           ranks_(ranks),
           // No sequence is longer than 2^31 rows: beyond that nothing is ever cut.
           row_multiple_(std::min(row_multiple, std::int64_t{1} << 31)),
-          weights_(weights) {}
+          weights_(weights),
+          runs_(runs) {}
 
     /// What a layer without documents and padding lets its rows see.
     static constexpr visibility rule_of(shape const& layer, std::int64_t queries,
@@ -83,7 +79,9 @@ class line {
     }
 
     /// Keys seen by rows [0, row) of one head, together. At least 1 a row; below 2^62.
-    constexpr std::int64_t weight(std::int64_t row) const { return weights_.before(row); }
+    constexpr std::int64_t weight(std::int64_t row, std::int64_t head = 0) const {
+        return runs_.empty() ? weights_.before(row) : run_of(head).weights.before(row);
+    }
 
     /// Where rank `r`'s share begins; r = ranks is the end of the line.
     constexpr line_cut cut(int r) const {
@@ -91,19 +89,21 @@ class line {
         if (layer_.assignment == assignment::whole_heads)
             return {r * (layer_.heads / ranks_) + std::min<std::int64_t>(r, layer_.heads % ranks_),
                     0};
+        if (!runs_.empty()) return cut_of_runs(r);
         auto const head = r * layer_.heads / ranks_;
         auto const part = r * layer_.heads % ranks_;  // of a head's weight, in 1/P
         auto const total = weight(queries_);
         auto const target = total / ranks_ * part + (total % ranks_ * part + ranks_ - 1) / ranks_;
-        auto const row = round_up(first_row_reaching(target));
-        return row < queries_ ? line_cut{head, row} : line_cut{head + 1, 0};
+        return cut_in(head, weights_, target);
     }
 
-    /// The keys that rows [begin, end) may see, in any sample.
-    constexpr index_range key_span(std::int64_t begin, std::int64_t end) const {
+    /// The keys that rows [begin, end) of a head may see, in any sample.
+    constexpr index_range key_span(std::int64_t begin, std::int64_t end,
+                                   std::int64_t head = 0) const {
+        auto const& rule = rule_at(head);
         index_range all;
         for (std::int64_t b = 0; b < samples_; ++b) {
-            auto const own = rule_.keys_of_rows(b, begin, end);
+            auto const own = rule.keys_of_rows(b, begin, end);
             if (own.size() == 0) continue;
             all = all.size() == 0
                       ? own
@@ -112,28 +112,34 @@ class line {
         return all;
     }
 
-    constexpr work_items items(int r) const {
-        work_items result;
+    work_items items(int r) const {
+        work_items list;
+        add_items(r, list);
+        return list;
+    }
+
+    /// Rank `r`'s items, put at the end of `list`.
+    void add_items(int r, work_items& list) const {
         auto from = cut(r);
         auto const to = cut(r + 1);
         if (from.row > 0 && from < to) {
             auto const end = to.head == from.head ? to.row : queries_;
-            result.add(item(from.head, from.head + 1, from.row, end));
+            list.push_back(item(from.head, from.head + 1, from.row, end));
             from = end < queries_ ? line_cut{from.head, end} : line_cut{from.head + 1, 0};
         }
         auto const group = layer_.heads / layer_.kv_heads;
         while (from.row == 0 && from.head < to.head) {
             // Whole groups as far as they go; a part of a group on either side of them.
+            auto const stop = runs_.empty() ? to.head : std::min(to.head, run_of(from.head).end);
             auto const next_group = (from.head / group + 1) * group;
-            auto const last_group = to.head / group * group;
+            auto const last_group = stop / group * group;
             auto const end = from.head % group == 0 && last_group > from.head
                                  ? last_group
-                                 : std::min(next_group, to.head);
-            result.add(item(from.head, end, 0, queries_));
+                                 : std::min(next_group, stop);
+            list.push_back(item(from.head, end, 0, queries_));
             from.head = end;
         }
-        if (from < to) result.add(item(to.head, to.head + 1, 0, to.row));
-        return result;
+        if (from < to) list.push_back(item(to.head, to.head + 1, 0, to.row));
     }
 
     constexpr std::int64_t queries() const { return queries_; }
@@ -142,16 +148,53 @@ class line {
     constexpr work_item item(std::int64_t head_begin, std::int64_t head_end, std::int64_t row_begin,
                              std::int64_t row_end) const {
         auto const group = layer_.heads / layer_.kv_heads;
-        auto const span = key_span(row_begin, row_end);
+        auto const span = key_span(row_begin, row_end, head_begin);
         return {head_begin, head_end, head_begin / group, (head_end - 1) / group + 1,
-                row_begin,  row_end,  span.begin,         span.end};
+                row_begin,  row_end,  span.begin,         span.end,
+                rule_at(head_begin).window};
     }
 
-    constexpr std::int64_t first_row_reaching(std::int64_t target) const {
+    constexpr head_run const& run_of(std::int64_t head) const {
+        return *std::prev(std::upper_bound(
+            runs_.begin(), runs_.end(), head,
+            [](std::int64_t wanted, head_run const& run) { return wanted < run.begin; }));
+    }
+
+    constexpr visibility const& rule_at(std::int64_t head) const {
+        return runs_.empty() ? rule_ : run_of(head).rule;
+    }
+
+    /// Cut `r` where heads weigh differently: over the running total.
+    constexpr line_cut cut_of_runs(int r) const {
+        auto const weight_of = [&](head_run const& run) {
+            return static_cast<wide_weight>(run.weights.before(queries_));
+        };
+        auto const& last = runs_.back();
+        auto const heads = static_cast<wide_weight>(last.end - last.begin);
+        auto const total = last.before + heads * weight_of(last);
+        auto const ranks = static_cast<wide_weight>(ranks_);
+        auto const target = (static_cast<wide_weight>(r) * total + ranks - 1) / ranks;
+        auto const& run = *std::prev(std::upper_bound(
+            runs_.begin(), runs_.end(), target,
+            [](wide_weight wanted, head_run const& each) { return wanted < each.before; }));
+        auto const within = target - run.before;
+        return cut_in(run.begin + static_cast<std::int64_t>(within / weight_of(run)), run.weights,
+                      static_cast<std::int64_t>(within % weight_of(run)));
+    }
+
+    /// The first row of a head, on the grid, whose preceding weight in the head reaches `target`.
+    constexpr line_cut cut_in(std::int64_t head, row_weights const& weights,
+                              std::int64_t target) const {
+        auto const row = round_up(first_row_reaching(weights, target));
+        return row < queries_ ? line_cut{head, row} : line_cut{head + 1, 0};
+    }
+
+    constexpr std::int64_t first_row_reaching(row_weights const& weights,
+                                              std::int64_t target) const {
         std::int64_t low = 0, high = queries_;
         while (low < high) {
             auto const middle = low + (high - low) / 2;
-            if (weight(middle) >= target)
+            if (weights.before(middle) >= target)
                 high = middle;
             else
                 low = middle + 1;
@@ -169,6 +212,7 @@ class line {
     int ranks_;
     std::int64_t row_multiple_;
     row_weights weights_;
+    std::span<head_run const> runs_;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -24,8 +24,12 @@ struct packing_options {
     /// For each sample the position of query row 0 among its keys, where the last query does not
     /// stand at the last key, as in a cache with room to spare.
     std::span<std::int64_t const> query_positions{};
+    /// For each sample and key ([B, S]) whether it is there; 0: padding. Any key may be padding.
+    std::span<std::uint8_t const> present{};
 
-    bool empty() const { return documents.empty() && lengths.empty() && query_positions.empty(); }
+    bool empty() const {
+        return documents.empty() && lengths.empty() && query_positions.empty() && present.empty();
+    }
 };
 
 class packing {
@@ -39,8 +43,8 @@ class packing {
         auto next = given.documents.begin();
         for (std::int64_t b = 0; b < batch; ++b) {
             auto const place = static_cast<std::size_t>(b);
-            auto const length = given.lengths.empty() ? keys : given.lengths[place];
-            sample_keys own{0, length, queries == keys ? 0 : length - queries, 0, 0};
+            auto const there = keys_there(given, b, keys);
+            sample_keys own{there.begin, there.end, queries == keys ? 0 : there.end - queries, 0, 0};
             if (!given.query_positions.empty()) own.position = given.query_positions[place];
             if (!given.documents.empty()) {
                 own.first_document = static_cast<std::int64_t>(documents_.size());
@@ -51,22 +55,61 @@ class packing {
             }
             samples_.push_back(own);
         }
+        if (has_holes(given, keys)) {
+            present_.resize(given.present.size());
+            std::transform(given.present.begin(), given.present.end(), present_.begin(),
+                           [](auto value) { return value != 0; });
+        }
     }
 
     void clear() {
         samples_.clear();
         documents_.clear();
+        present_.clear();
     }
-    void reserve(std::size_t samples, std::size_t documents) {
+    void reserve(std::size_t samples, std::size_t documents, std::size_t present = 0) {
         samples_.reserve(samples);
         documents_.reserve(samples + documents);
+        present_.reserve(present);
     }
 
     std::span<sample_keys const> samples() const { return samples_; }
     /// First keys within their sample, sample by sample.
     std::span<std::int64_t const> documents() const { return documents_; }
+    /// [samples, keys], 1 or 0; empty where every sample's keys are there from its first to its last.
+    std::span<std::uint8_t const> present() const { return present_; }
 
    private:
+    /// A sample's entries of `present`.
+    static std::span<std::uint8_t const> present_of(packing_options const& given, std::int64_t b,
+                                                    std::int64_t keys) {
+        return given.present.subspan(static_cast<std::size_t>(b * keys),
+                                     static_cast<std::size_t>(keys));
+    }
+
+    /// The keys of a sample from the first to the last that is there.
+    static index_range keys_there(packing_options const& given, std::int64_t b, std::int64_t keys) {
+        index_range there{0, given.lengths.empty() ? keys
+                                                   : given.lengths[static_cast<std::size_t>(b)]};
+        if (given.present.empty()) return there;
+        auto const own = present_of(given, b, keys);
+        while (there.size() > 0 && own[static_cast<std::size_t>(there.end - 1)] == 0) --there.end;
+        while (there.size() > 0 && own[static_cast<std::size_t>(there.begin)] == 0) ++there.begin;
+        return there.size() > 0 ? there : index_range{};
+    }
+
+    bool has_holes(packing_options const& given, std::int64_t keys) const {
+        if (given.present.empty()) return false;
+        for (std::int64_t b = 0; b < static_cast<std::int64_t>(samples_.size()); ++b) {
+            auto const& range = samples_[static_cast<std::size_t>(b)];
+            auto const own = present_of(given, b, keys).subspan(
+                static_cast<std::size_t>(range.begin),
+                static_cast<std::size_t>(range.end - range.begin));
+            if (std::find(own.begin(), own.end(), 0) != own.end()) return true;
+        }
+        return false;
+    }
+
     static void check(packing_options const& given, std::int64_t batch, std::int64_t queries,
                       std::int64_t keys, where at) {
         auto const samples = static_cast<std::size_t>(batch);
@@ -92,6 +135,11 @@ class packing {
                 raise(errc::invalid_sequence, at, "sequence",
                       "a query position must lie in -queries .. keys", "sample ", b, " has ",
                       given.query_positions[b], ", ", queries, " queries, ", keys, " keys");
+        if (!given.present.empty() &&
+            given.present.size() != samples * static_cast<std::size_t>(keys))
+            raise(errc::invalid_sequence, at, "sequence",
+                  "present must name one for each sample and key", given.present.size(),
+                  " given, batch ", batch, ", ", keys, " keys");
         if (given.documents.empty()) return;
         if (queries != keys && given.query_positions.empty())
             raise(errc::invalid_sequence, at, "sequence",
@@ -109,6 +157,7 @@ class packing {
 
     std::vector<sample_keys> samples_;
     std::vector<std::int64_t> documents_;
+    std::vector<std::uint8_t> present_;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

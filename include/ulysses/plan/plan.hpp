@@ -61,9 +61,12 @@ class plan {
         auto const rule = step.visible(layer);
         samples_.assign(rule.samples.begin(), rule.samples.end());
         documents_.assign(rule.documents.begin(), rule.documents.end());
+        present_.assign(rule.present.begin(), rule.present.end());
         rule_ = line::rule_of(layer, queries_, keys_);
+        head_runs_.assign(layer_, rule);
         deal(line(layer, rule, batch_, ranks, row_multiple,
-                  rule.uniform() ? row_weights(rule) : row_weights(rule, document_weights_)));
+                  rule.uniform() ? row_weights(rule) : row_weights(rule, document_weights_),
+                  head_runs_));
         list_blocks(step);
         list_sums(step);
         count_rows();
@@ -81,11 +84,13 @@ class plan {
     /// True when this rank's local tokens are the whole sequence in global order.
     bool holds_all_in_order() const { return holds_all_in_order_; }
     std::int64_t row_multiple() const { return row_multiple_; }
-    /// Which keys each query row sees; points into this plan.
+    /// Which keys each query row sees, but for the window, which is the layer's: that of an item is
+    /// its own. Points into this plan.
     visibility visible() const {
         auto rule = rule_;
         rule.samples = samples_;
         rule.documents = documents_;
+        rule.present = present_;
         return rule;
     }
 
@@ -103,6 +108,11 @@ class plan {
         set(term::mask, layer_.mask);
         set(term::window_left, layer_.window.left);
         set(term::window_right, layer_.window.right);
+        if (!layer_.head_windows.empty()) {
+            word_hash hash;
+            for (auto const& each : layer_.head_windows) hash.add(each.left), hash.add(each.right);
+            set(term::head_windows, hash.value());
+        }
         set(term::assignment, layer_.assignment);
         set(term::keep, layer_.keep);
         set(term::scale, layer_.scale.bits);
@@ -154,7 +164,7 @@ class plan {
         std::int64_t most_kv_heads = 0;
         for (int r = 0; r < ranks_; ++r) {
             auto& share = shares_[static_cast<std::size_t>(r)];
-            share = rank_share(cuts.items(r), batch_);
+            share.assign(cuts, r, batch_);
             query_region_rows_ = std::max(query_region_rows_, share.query_rows);
             key_capacity_ = std::max(key_capacity_, share.key_end - share.key_begin);
             most_kv_heads = std::max(most_kv_heads, share.kv_end - share.kv_begin);
@@ -336,7 +346,7 @@ class plan {
                     std::int64_t stride) {
                     auto const first = sources_.size();
                     for (auto const user : users_) {
-                        if (shares_[static_cast<std::size_t>(user)].keys_of(head).covers(rows))
+                        if (covers(shares_[static_cast<std::size_t>(user)].keys_of(head), rows))
                             sources_.push_back(source_of(user, head, token, global));
                     }
                     add_return(token, tokens, head, end - head, first, stride);
@@ -371,7 +381,7 @@ class plan {
         count(key_arrivals_, &plan_rows::keys_from);
     }
 
-    shape layer_;
+    detail::kept_shape layer_;
     int ranks_ = 0, rank_ = 0;
     std::int64_t row_multiple_ = 1;
     std::int64_t batch_ = 0, queries_ = 0, keys_ = 0, own_queries_ = 0, own_keys_ = 0;
@@ -380,6 +390,8 @@ class plan {
     visibility rule_;  ///< without the lists that follow
     std::vector<sample_keys> samples_;
     std::vector<std::int64_t> documents_, document_weights_;
+    std::vector<std::uint8_t> present_;
+    head_runs head_runs_;
     std::vector<rank_share> shares_;
     std::vector<planned_item> items_;
     std::int64_t query_region_rows_ = 0, key_region_rows_ = 0, key_capacity_ = 0;

@@ -31,6 +31,9 @@ struct sequence_options {
     /// [B, s]: the position of each of this rank's tokens in its document, from which the documents
     /// are found: one begins wherever positions do not grow. Given by every rank that holds tokens.
     std::span<std::int64_t const> positions{};
+    /// [B, s], or [B, keys]: whether each of this rank's keys is there; 0: padding. Given by every
+    /// rank that holds keys.
+    std::span<std::uint8_t const> present{};
 };
 
 /// The per-step value that every layer's call takes: batch and token orders of all ranks. Built
@@ -77,7 +80,7 @@ class sequence {
             reserve_orders(size, inline_runs);
             if (!mine.packing.empty() && mine.batch > 0)
                 packing_.reserve(static_cast<std::size_t>(mine.batch),
-                                 mine.packing.documents.size());
+                                 mine.packing.documents.size(), mine.packing.present.size());
         });
         auto const own = share_of(mine);
         gather(ranks, std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(shares_)),
@@ -110,11 +113,10 @@ class sequence {
             leaving_on_failure(ranks, [&] { ranks.fence(status); });
         }
         finish(at);
-        if (gives_positions()) {
-            gather_positions(ranks, mine, at);
-        } else if (!mine.packing.empty()) {
-            pack(mine.packing, at);
-        }
+        auto packed = mine.packing;
+        if (gives(&share::positions)) packed.documents = gather_documents(ranks, mine, at);
+        if (gives(&share::present)) packed.present = gather_present(ranks, mine, at);
+        if (!packed.empty()) pack(packed, at);
         guard.finished = true;
     }
 
@@ -161,7 +163,7 @@ class sequence {
     /// Which keys each query row of a layer sees in this step. *Thread safety*: points into this.
     visibility visible(shape const& layer) const {
         return {layer.mask,     layer.window,       queries_.total(),
-                keys().total(), packing_.samples(), packing_.documents()};
+                keys().total(), packing_.samples(), packing_.documents(), packing_.present()};
     }
     packing const& packed() const { return packing_; }
 
@@ -182,9 +184,15 @@ class sequence {
         std::array<std::int64_t, 2> tokens{};  // of queries and of keys
         std::array<std::size_t, 2> runs{};
         std::array<std::array<token_run, inline_runs>, 2> order{};
-        std::array<std::size_t, 3> lists{};       // entries of documents, lengths, positions
-        std::array<std::uint64_t, 3> contents{};  // their hashes
-        std::int64_t positions = -1;              // how many positions it brings
+        std::array<std::size_t, 4> lists{};       // entries of documents, lengths, positions, present
+        std::array<std::uint64_t, 4> contents{};  // their hashes
+        std::int64_t positions = 0, present = 0;  // how many it brings of its own tokens
+    };
+
+    /// A number for each sample and token, from the ranks that hold them.
+    template <class Value>
+    struct token_values {
+        std::vector<Value> own, gathered, whole;
     };
 
     void reserve_orders(std::size_t ranks, std::size_t runs) {
@@ -225,8 +233,10 @@ class sequence {
             for (auto const value : lists[i]) hash.add(value);
             own.contents[i] = hash.value();
         }
-        if (!mine.positions.empty())
-            own.positions = static_cast<std::int64_t>(mine.positions.size());
+        own.lists[3] = mine.packing.present.size();
+        own.contents[3] = hash_of(mine.packing.present);
+        own.positions = static_cast<std::int64_t>(mine.positions.size());
+        own.present = static_cast<std::int64_t>(mine.present.size());
         return own;
     }
 
@@ -244,8 +254,9 @@ class sequence {
             differs(r, "", "batch", shares_[0].batch, theirs.batch);
             differs(r, "", "whether keys are given", shares_[0].tokens[1] >= 0,
                     theirs.tokens[1] >= 0);
-            constexpr std::string_view lists[] = {"documents", "lengths", "query_positions"};
-            for (std::size_t i = 0; i < 3; ++i) {
+            constexpr std::string_view lists[] = {"documents", "lengths", "query_positions",
+                                                  "present"};
+            for (std::size_t i = 0; i < std::size(lists); ++i) {
                 differs(r, "the number of ", lists[i], shares_[0].lists[i], theirs.lists[i]);
                 differs(r, "the hash of ", lists[i], shares_[0].contents[i], theirs.contents[i]);
             }
@@ -259,57 +270,86 @@ class sequence {
         }
     }
 
-    bool gives_positions() const {
+    bool gives(std::int64_t share::*values) const {
         return std::any_of(shares_.begin(), shares_.end(),
-                           [](share const& each) { return each.positions >= 0; });
+                           [&](share const& each) { return each.*values > 0; });
     }
 
-    /// Finds the documents from the positions of all ranks' tokens.
+    /// The documents that the positions of all ranks' tokens mean.
     template <class Comm>
-    void gather_positions(Comm const& ranks, sequence_options const& mine, where at) {
-        std::int64_t most = 0;
-        for (std::size_t r = 0; r < shares_.size(); ++r) {
-            auto const expected = batch_ * shares_[r].tokens[0];
-            if (std::max<std::int64_t>(shares_[r].positions, 0) != expected)
+    std::span<std::int64_t const> gather_documents(Comm const& ranks, sequence_options const& mine,
+                                                   where at) {
+        for (std::size_t r = 0; r < shares_.size(); ++r)
+            if (auto const expected = batch_ * shares_[r].tokens[0];
+                shares_[r].positions != expected)
                 raise(errc::invalid_sequence, at, "sequence",
                       "positions must name one for each sample and token of the rank", "rank ", r,
-                      " has ", std::max<std::int64_t>(shares_[r].positions, 0), ", expected ",
-                      expected);
-            most = std::max(most, expected);
-        }
-        if (mine.packing.documents.size() > 0)
+                      " has ", shares_[r].positions, ", expected ", expected);
+        if (!mine.packing.documents.empty())
             raise(errc::invalid_sequence, at, "sequence",
                   "documents come from positions or from offsets, not from both",
                   mine.packing.documents.size(), " offsets");
-        auto const size = static_cast<std::size_t>(most);
         auto const total = static_cast<std::size_t>(batch_ * queries_.total());
         fence_status status;
         guarded(status, [&] {
-            own_positions_.assign(size, 0);
-            std::copy(mine.positions.begin(), mine.positions.end(), own_positions_.begin());
-            gathered_positions_.resize(size * shares_.size());
-            positions_.resize(total);
             starts_.clear();
             starts_.reserve(total);
             packing_.reserve(static_cast<std::size_t>(batch_), total);
         });
-        gather(ranks, std::as_bytes(std::span(own_positions_)),
-               std::as_writable_bytes(std::span(gathered_positions_)), status);
-        for (int r = 0; r < queries_.ranks(); ++r) {
-            auto const* next = gathered_positions_.data() + static_cast<std::size_t>(r) * size;
+        auto const positions = gather_values(ranks, mine.positions, queries_, positions_, status);
+        for (std::size_t i = 0; i < total; ++i)
+            if (i == 0 || positions[i] <= positions[i - 1])
+                starts_.push_back(static_cast<std::int64_t>(i));
+        return starts_;
+    }
+
+    /// Which keys of all ranks are there.
+    template <class Comm>
+    std::span<std::uint8_t const> gather_present(Comm const& ranks, sequence_options const& mine,
+                                                 where at) {
+        for (std::size_t r = 0; r < shares_.size(); ++r)
+            if (auto const expected = batch_ * shares_[r].tokens[cross_ ? 1 : 0];
+                shares_[r].present != expected)
+                raise(errc::invalid_sequence, at, "sequence",
+                      "present must name one for each sample and key of the rank", "rank ", r,
+                      " has ", shares_[r].present, ", expected ", expected);
+        if (!mine.packing.present.empty())
+            raise(errc::invalid_sequence, at, "sequence",
+                  "present comes from the ranks' keys or from the packing, not from both",
+                  mine.packing.present.size(), " in the packing");
+        fence_status status;
+        guarded(status, [&] {
+            packing_.reserve(static_cast<std::size_t>(batch_), 0,
+                             static_cast<std::size_t>(batch_ * keys().total()));
+        });
+        return gather_values(ranks, mine.present, keys(), present_, status);
+    }
+
+    /// [B, s] of each rank -> [B, S], in the order of the sequence.
+    template <class Comm, class Value>
+    std::span<Value const> gather_values(Comm const& ranks, std::span<Value const> mine,
+                                         token_orders const& orders, token_values<Value>& values,
+                                         fence_status& status) {
+        std::int64_t most = 0;
+        for (int r = 0; r < orders.ranks(); ++r) most = std::max(most, batch_ * orders.count(r));
+        auto const size = static_cast<std::size_t>(most);
+        guarded(status, [&] {
+            values.own.assign(size, 0);
+            std::copy(mine.begin(), mine.end(), values.own.begin());
+            values.gathered.resize(size * shares_.size());
+            values.whole.resize(static_cast<std::size_t>(batch_ * orders.total()));
+        });
+        gather(ranks, std::as_bytes(std::span(values.own)),
+               std::as_writable_bytes(std::span(values.gathered)), status);
+        for (int r = 0; r < orders.ranks(); ++r) {
+            auto const* next = values.gathered.data() + static_cast<std::size_t>(r) * size;
             for (std::int64_t b = 0; b < batch_; ++b)
-                for (auto const& run : queries_.runs(r))
+                for (auto const& run : orders.runs(r))
                     for (std::int64_t i = 0; i < run.count; ++i)
-                        positions_[static_cast<std::size_t>(b * queries_.total() + run.at(i))] =
+                        values.whole[static_cast<std::size_t>(b * orders.total() + run.at(i))] =
                             *next++;
         }
-        for (std::size_t i = 0; i < total; ++i)
-            if (i == 0 || positions_[i] <= positions_[i - 1])
-                starts_.push_back(static_cast<std::int64_t>(i));
-        pack({.documents = starts_,
-              .lengths = mine.packing.lengths,
-              .query_positions = mine.packing.query_positions},
-             at);
+        return values.whole;
     }
 
     void set_orders(token_orders& orders, std::size_t side, std::size_t most_runs, where at) {
@@ -364,7 +404,20 @@ class sequence {
             for (auto const word : {own.begin, own.end, own.position, own.documents})
                 hash.add(word);
         for (auto const first : packing_.documents()) hash.add(first);
+        if (!packing_.present().empty()) hash.add(hash_of(packing_.present()));
         hash_ = hash.value();
+    }
+
+    /// Of bytes as true and false, 64 in a word.
+    static std::uint64_t hash_of(std::span<std::uint8_t const> bytes) {
+        word_hash hash;
+        for (std::size_t i = 0; i < bytes.size(); i += 64) {
+            std::uint64_t word = 0;
+            for (std::size_t j = i; j < std::min(i + 64, bytes.size()); ++j)
+                word = word << 1 | (bytes[j] != 0 ? 1u : 0u);
+            hash.add(word);
+        }
+        return hash.value();
     }
 
     void clear() {
@@ -392,7 +445,9 @@ class sequence {
     std::vector<share> shares_;
     std::vector<token_run> gathered_, own_runs_;
     packing packing_;
-    std::vector<std::int64_t> own_positions_, gathered_positions_, positions_, starts_;
+    token_values<std::int64_t> positions_;
+    token_values<std::uint8_t> present_;
+    std::vector<std::int64_t> starts_;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

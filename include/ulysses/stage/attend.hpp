@@ -41,6 +41,7 @@ queued<attention_call, Space> call_of(plan const& moves, planned_item const& ite
     call.query_begin = work.row_begin;
     call.key_begin = work.key_begin;
     call.visible = moves.visible();
+    call.visible.window = work.window;
     call.scale = softmax_scale(layer);
     call.softcap = layer.logits.softcap.value();
     call.slopes = logits.slopes.part(work.head_begin, work.heads());
