@@ -23,10 +23,14 @@ struct sequence_options {
     std::int64_t tokens = 0;  ///< tokens this rank holds of each sample; zero is allowed
     /// Which global tokens they are; empty: ranks hold contiguous shares in rank order.
     std::span<token_run const> order{};
+    /// Without an order: how many tokens every rank holds. They are the first of the sequence and
+    /// of each rank's `tokens`.
+    std::int64_t replicated = 0;
     /// Keys this rank holds when they are another sequence than the queries (cross-attention), else
     /// -1.
     std::int64_t keys = -1;
     std::span<token_run const> key_order{};
+    std::int64_t replicated_keys = 0;  ///< as `replicated`, of keys
     packing_options packing{};  ///< documents, lengths and query positions, equal on every rank
     /// [B, s]: the position of each of this rank's tokens in its document, from which the documents
     /// are found: one begins wherever positions do not grow. Given by every rank that holds tokens.
@@ -180,6 +184,7 @@ class sequence {
     struct share {
         std::int64_t batch = 0;
         std::array<std::int64_t, 2> tokens{};  // of queries and of keys
+        std::array<std::int64_t, 2> replicated{};
         std::array<std::size_t, 2> runs{};
         std::array<std::array<token_run, inline_runs>, 2> order{};
         std::array<std::size_t, 3> lists{};       // entries of documents, lengths, positions
@@ -212,6 +217,7 @@ class sequence {
         share own;
         own.batch = mine.batch;
         own.tokens = {mine.tokens, mine.keys};
+        own.replicated = {mine.replicated, mine.replicated_keys};
         own.runs = {mine.order.size(), mine.key_order.size()};
         std::copy_n(mine.order.begin(), std::min(inline_runs, mine.order.size()),
                     own.order[0].begin());
@@ -252,6 +258,21 @@ class sequence {
             if (theirs.tokens[0] < 0 || std::max(theirs.tokens[0], theirs.tokens[1]) >= token_limit)
                 raise(errc::invalid_sequence, at, "sequence", "a rank holds 0 .. 2^31 - 1 tokens",
                       "rank ", r, " has ", theirs.tokens[0], ", keys ", theirs.tokens[1]);
+            for (std::size_t side = 0; side < 2; ++side) {
+                auto const tokens = std::max<std::int64_t>(theirs.tokens[side], 0);
+                auto const* const what = side == 0 ? "tokens" : "keys";
+                differs(r, "the number of replicated ", what, shares_[0].replicated[side],
+                        theirs.replicated[side]);
+                if (theirs.replicated[side] < 0 || theirs.replicated[side] > tokens)
+                    raise(errc::invalid_sequence, at, "sequence",
+                          "replicated tokens are among those of each rank", "rank ", r, " has ",
+                          tokens, " ", what, ", ", theirs.replicated[side], " of them replicated");
+                if (shares_[0].replicated[side] > 0 && theirs.runs[side] > 0)
+                    raise(errc::invalid_sequence, at, "sequence",
+                          "replicated tokens come from a number or from an order, not from both",
+                          theirs.replicated[side], " replicated ", what, ", rank ", r,
+                          " has an order of ", theirs.runs[side], " runs");
+            }
             if (theirs.tokens[1] < 0 && theirs.runs[1] > 0)
                 raise(errc::invalid_sequence, at, "sequence", "an order of keys needs their count",
                       "rank ", r, " has key_order of ", theirs.runs[1], " runs, keys ",
@@ -300,8 +321,7 @@ class sequence {
             for (std::int64_t b = 0; b < batch_; ++b)
                 for (auto const& run : queries_.runs(r))
                     for (std::int64_t i = 0; i < run.count; ++i)
-                        positions_[static_cast<std::size_t>(b * queries_.total() + run.at(i))] =
-                            *next++;
+                        place_position(r, run, b, i, *next++, at);
         }
         for (std::size_t i = 0; i < total; ++i)
             if (i == 0 || positions_[i] <= positions_[i - 1])
@@ -312,18 +332,32 @@ class sequence {
              at);
     }
 
+    /// Takes a rank's position of a token; of a replicated one rank 0's.
+    void place_position(int rank, token_run const& run, std::int64_t sample, std::int64_t i,
+                        std::int64_t value, where at) {
+        auto& place = positions_[static_cast<std::size_t>(sample * queries_.total() + run.at(i))];
+        if (rank > 0 && run.replicated && place != value)
+            raise(errc::disagreement, at, "sequence",
+                  "positions of replicated tokens must be equal on every rank", "token ", run.at(i),
+                  " of sample ", sample, ": rank 0 has ", place, ", rank ", rank, " has ", value);
+        place = value;
+    }
+
     void set_orders(token_orders& orders, std::size_t side, std::size_t most_runs, where at) {
         orders.clear();
         // Once one rank gives an order, every rank that holds tokens must.
         bool given = false;
         for (auto const& each : shares_) given = given || each.runs[side] > 0;
-        std::int64_t begin = 0;
+        auto begin = shares_[0].replicated[side];
         for (std::size_t r = 0; r < shares_.size(); ++r) {
             auto const& theirs = shares_[r];
             if (!given) {
-                token_run const run{begin, theirs.tokens[side]};
-                orders.add_rank({&run, 1}, at);
-                begin += run.count;
+                std::array const own{
+                    token_run{.count = theirs.replicated[side], .replicated = true},
+                    token_run{.begin = begin,
+                              .count = theirs.tokens[side] - theirs.replicated[side]}};
+                orders.add_rank(own, at);
+                begin += own[1].count;
                 continue;
             }
             auto const* runs = most_runs > inline_runs
@@ -381,7 +415,9 @@ class sequence {
         for (int r = 0; r < orders.ranks(); ++r) {
             hash.add(orders.runs(r).size());
             for (auto const& run : orders.runs(r))
-                for (auto const word : {run.begin, run.count, run.stride}) hash.add(word);
+                for (auto const word :
+                     {run.begin, run.count, run.stride, std::int64_t{run.replicated}})
+                    hash.add(word);
         }
     }
 
