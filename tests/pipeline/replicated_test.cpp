@@ -62,63 +62,46 @@ bool put_alike(uly::token_orders const& order, int rank, tensor<T> const& part, 
     return alike;
 }
 
-/// Multiples of 1 / 256 below 1: sums of a few are exact in every element type.
+/// Every rank's part of a gradient [B, S, H, D]: its own tokens of `whole`, and of replicated ones
+/// parts drawn at random, whose sum in rank order, rounded once, `whole` then has.
 template <class T>
-void fill_exact(std::mt19937_64& random, tensor<T>& x, int64_t most) {
-    for (auto& value : x.memory)
-        value = T(static_cast<float>(below(random, 2 * most + 1) - most) / 256.0f);
-}
-
-/// Splits every rank's gradient of replicated tokens into parts whose sum is what each of them was.
-template <class T, class Locals, class Gradient>
-void split_replicated(std::mt19937_64& random, uly::token_orders const& orders, Locals& locals,
-                      Gradient const& gradient_of) {
-    auto& first = gradient_of(locals[0]);
-    for (int64_t first_token = 0, token = 0; auto const &run : orders.runs(0)) {
-        first_token = token;
-        token += run.count;
-        if (!run.replicated) continue;
-        for (int64_t i = 0; i < run.count; ++i)
-            for (int r = 1; r < orders.ranks(); ++r) {
-                int64_t own = 0;
-                while (orders.position(r, own) != run.at(i)) ++own;
-                auto& mine = gradient_of(locals[static_cast<std::size_t>(r)]);
-                for (int64_t b = 0; b < mine.sizes[0]; ++b)
-                    for (int64_t h = 0; h < mine.sizes[2]; ++h)
-                        for (int64_t d = 0; d < mine.sizes[3]; ++d) {
-                            auto const part = static_cast<float>(below(random, 41) - 20) / 256.0f;
-                            auto& rest = first(b, first_token + i, h, d);
-                            mine(b, own, h, d) = T(part);
-                            rest = T(static_cast<float>(rest) - part);
+std::vector<tensor<T>> parts_of(std::mt19937_64& random, uly::token_orders const& orders,
+                                tensor<T>& whole) {
+    using wide = uly::accumulator_t<T>;
+    std::vector<tensor<T>> parts;
+    for (int r = 0; r < orders.ranks(); ++r) parts.push_back(own_part(orders, r, whole));
+    tensor<wide> sums(whole.sizes, wide(0));
+    for (int r = 0; r < orders.ranks(); ++r)
+        for (int64_t token = 0; auto const& run : orders.runs(r)) {
+            for (int64_t i = 0; i < run.count && run.replicated; ++i)
+                for (int64_t b = 0; b < whole.sizes[0]; ++b)
+                    for (int64_t h = 0; h < whole.sizes[2]; ++h)
+                        for (int64_t d = 0; d < whole.sizes[3]; ++d) {
+                            auto& part = parts[static_cast<std::size_t>(r)](b, token + i, h, d);
+                            auto& sum = sums(b, run.at(i), h, d);
+                            part = T(static_cast<float>(below(random, 2001) - 1000) / 1000.0f);
+                            sum = r == 0 ? static_cast<wide>(part) : sum + static_cast<wide>(part);
+                            whole(b, run.at(i), h, d) = static_cast<T>(sum);
                         }
-            }
-    }
-}
-
-template <class T>
-problem<T> make_exact_problem(std::uint64_t seed, uly::shape const& layer, int64_t batch,
-                              int64_t tokens, int64_t keys = -1) {
-    auto p = make_problem<T>(seed, layer, batch, tokens, keys);
-    std::mt19937_64 random{seed};
-    fill_exact(random, p.dout, 100);
-    return p;
+            token += run.count;
+        }
+    return parts;
 }
 
 /// Forward and backward, with every rank's own part of dO.
 template <class T>
-results<T> compute_replicated(problem<T> const& p, orders const& queries, orders const& keys = {},
-                              reach way = reach_under_test()) {
+results<T> compute_replicated(problem<T> const& p, uly::sequence const& step,
+                              std::vector<tensor<T>> const& dout, reach way) {
     results<T> whole(p);
-    auto const step = p.step(queries, keys);
     auto const ranks = step.ranks();
     std::vector<local_problem<T>> locals;
-    for (int r = 0; r < ranks; ++r) locals.emplace_back(p, step, r);
-    std::mt19937_64 random{11};
-    split_replicated<T>(
-        random, step.queries(), locals, [](auto& local) -> auto& { return local.dout; });
+    for (int r = 0; r < ranks; ++r) {
+        locals.emplace_back(p, step, r);
+        locals.back().dout = dout[static_cast<std::size_t>(r)];
+    }
     uly::threads::options settings;
     settings.hosts = hosts_of(way, ranks);
-    run_ranks(
+    uly::threads::run(
         ranks,
         [&](uly::threads::communicator c) {
             auto& local = locals[static_cast<std::size_t>(c.rank())];
@@ -143,33 +126,30 @@ results<T> compute_replicated(problem<T> const& p, orders const& queries, orders
     return whole;
 }
 
-/// What one rank computes, however the ranks reach each other; `exact` is what the formula gives.
+/// The results of one rank, however the ranks reach each other.
 template <class T>
-void check_replicated(problem<T> const& p, results<T> const& one, results<double> const& exact,
-                      orders const& queries, orders const& keys = {}) {
+void check_replicated(problem<T> p, orders const& queries, orders const& keys = {}) {
     INFO(p.text());
-    auto const many = compute_replicated(p, queries, keys);
+    auto const step = p.step(queries, keys);
+    std::mt19937_64 random{11};
+    auto const dout = parts_of(random, step.queries(), p.dout);
+    auto const many = compute_replicated(p, step, dout, reach_under_test());
     for (auto const way : {reach::none, reach::some})
         if (reach_under_test() == reach::all)
-            CHECK(same_bits(compute_replicated(p, queries, keys, way), many));
+            CHECK(same_bits(compute_replicated(p, step, dout, way), many));
+    auto kept = p;
+    kept.layer.keep = uly::keep::exchanged;
+    auto const one = compute_alone<builtin_attention>(kept);
     CHECK(same_bits(many.o, one.o));
     if (p.layer.keep != uly::keep::nothing) CHECK(same_bits(many.lse, one.lse));
     CHECK(same_bits(many.dq, one.dq));
+    auto const exact = compute_alone<uly::reference_attention>(converted<double>(kept));
     // Every rank rounds its part of a replicated key's gradient to the element type.
     auto const ranks = static_cast<int>(queries.size());
     auto const bound = bounds_of(p, ranks);
     auto const parts = sizeof(T) < 4 ? ranks : 1;
     CHECK(largest_difference(many.dk, exact.dk) <= parts * bound.dk);
     CHECK(largest_difference(many.dv, exact.dv) <= parts * bound.dv);
-}
-
-template <class T>
-void check_replicated(problem<T> const& p, orders const& queries, orders const& keys = {}) {
-    auto kept = p;
-    kept.layer.keep = uly::keep::exchanged;
-    check_replicated(p, compute_alone<builtin_attention>(kept),
-                     compute_alone<uly::reference_attention>(converted<double>(kept)), queries,
-                     keys);
 }
 
 /// The first `count` tokens on every rank, then equal shares.
@@ -197,8 +177,7 @@ TEST_CASE("case 17: text of 5 tokens on every rank beside an image of 16 on four
         for (auto const keep : {uly::keep::exchanged, uly::keep::local, uly::keep::nothing}) {
             uly::shape const layer{
                 .heads = 4, .kv_heads = 2, .head_dim = 8, .mask = mask, .keep = keep};
-            check_replicated(make_exact_problem<float>(17, layer, 2, 21),
-                             replicated_front(5, 21, 4));
+            check_replicated(make_problem<float>(17, layer, 2, 21), replicated_front(5, 21, 4));
         }
 }
 
@@ -237,7 +216,7 @@ TEST_CASE("case 18: 16 queries on four ranks over 5 keys that every rank holds")
     for (auto const keep : {uly::keep::exchanged, uly::keep::local, uly::keep::nothing}) {
         uly::shape const layer{
             .heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 3, .keep = keep};
-        check_replicated(make_exact_problem<float>(18, layer, 2, 16, 5), equal_shares(16, 4),
+        check_replicated(make_problem<float>(18, layer, 2, 16, 5), equal_shares(16, 4),
                          replicated_front(5, 5, 4));
     }
     run_ranks(4, [](uly::threads::communicator group) {
@@ -253,7 +232,7 @@ TEST_CASE("case 18: 16 queries on four ranks over 5 keys that every rank holds")
 
 TEST_CASE("replicated: elements of 16 bits, whose parts of dO are summed in float") {
     check_replicated(
-        make_exact_problem<uly::bf16>(19, {.heads = 3, .head_dim = 8, .mask = causal}, 2, 21),
+        make_problem<uly::bf16>(19, {.heads = 3, .head_dim = 8, .mask = causal}, 2, 21),
         replicated_front(5, 21, 4));
 }
 
@@ -274,9 +253,7 @@ TEST_CASE("replicated: random layers, tokens and keep policies have the bits of 
         auto const tokens = 1 + below(random, 40);
         auto const cross = layer.mask == uly::mask::full && below(random, 2) == 0;
         auto const keys = cross ? 1 + below(random, 40) : tokens;
-        auto p = make_exact_problem<float>(seed, layer, 1 + below(random, 2), tokens, keys);
-        auto const one = compute_alone<builtin_attention>(p);
-        auto const exact = compute_alone<uly::reference_attention>(converted<double>(p));
+        auto p = make_problem<float>(seed, layer, 1 + below(random, 2), tokens, keys);
         constexpr uly::keep policies[] = {uly::keep::exchanged, uly::keep::local,
                                           uly::keep::nothing};
         p.layer.keep = policies[seed % 3];
@@ -288,7 +265,7 @@ TEST_CASE("replicated: random layers, tokens and keep policies have the bits of 
                                                  : random_replicated(random, tokens, ranks);
             auto const key_order =
                 p.keys == p.tokens ? orders{} : random_replicated(random, keys, ranks);
-            check_replicated(p, one, exact, queries, key_order);
+            check_replicated(p, queries, key_order);
         }
     }
 }
@@ -299,32 +276,30 @@ TEST_CASE("replicated: six steps: y alike on every rank, gradients summed over t
         six_problem<double> p(
             20, {.heads = 3, .kv_heads = 1, .head_dim = 4, .mask = causal, .keep = keep}, 2, 21, 5);
         std::mt19937_64 random{20};
-        fill_exact(random, p.dy, 100);
-        auto const one = six_steps(p, equal_shares(p.tokens, 1));
         constexpr int ranks = 4;
         auto const step = uly::sequence::of(p.batch, replicated_front(5, p.tokens, ranks));
+        auto const dy = parts_of(random, step.queries(), p.dy);
+        auto const one = six_steps(p, equal_shares(p.tokens, 1));
         struct rank_part {
-            tensor<double> x, y, dy, dx;
+            tensor<double> x, y, dx;
             std::vector<double> gradients;
         };
         std::vector<rank_part> parts(ranks);
         for (int r = 0; r < ranks; ++r) {
             auto& mine = parts[static_cast<std::size_t>(r)];
             mine.x = own_part(step.queries(), r, p.x);
-            mine.dy = own_part(step.queries(), r, p.dy);
             mine.y = mine.dx = tensor<double>(mine.x.sizes);
             mine.gradients.assign(p.parameters.size(), 0.0);
         }
-        split_replicated<double>(
-            random, step.queries(), parts, [](auto& mine) -> auto& { return mine.dy; });
         run_ranks(ranks, [&](uly::threads::communicator c) {
-            auto& mine = parts[static_cast<std::size_t>(c.rank())];
+            auto const me = static_cast<std::size_t>(c.rank());
+            auto& mine = parts[me];
             uly::pipeline layer{c, uly::sequence_local{}, uly::reference_attention{}, p.layer,
                                 uly::dense{uly::builtin_gemm{}, uly::no_epilogue{}}};
             auto saved = layer.make_context();
             auto const weights = p.places().weights(p.parameters.data());
             layer.forward(step, saved, token_operand(mine.x), weights, token_operand(mine.y));
-            layer.backward(step, saved, token_operand(mine.x), weights, token_operand(mine.dy),
+            layer.backward(step, saved, token_operand(mine.x), weights, token_operand(dy[me]),
                            token_operand(mine.dx), p.places().gradients(mine.gradients.data()));
         });
         tensor<double> y(p.x.sizes), dx(p.x.sizes, 0.0);
