@@ -43,7 +43,7 @@ void use(uly::sequence const& step, uly::plan const& moves, exchange& moving, ex
     uly::to_heads(moving, moves, window, forward, cx, cx, cx);  // refused
     uly::to_heads_backward(moving, moves, window, backward, x, x, x);  // refused
     uly::to_tokens(moving, moves, window, forward.o, x);  // refused
-    uly::to_tokens_backward(moving, moves, window, backward.dout, cx);  // refused
+    uly::to_tokens_backward(moving, moves, window, backward, cx);  // refused
     uly::head_operand<float>{heads_view<float>{}};  // refused
     uly::shard(step, 0, whole_view{}, uly::token_view<float>{});  // refused
     uly::unshard(step, 0, uly::token_view<float>{}, whole_view{});  // refused

@@ -52,11 +52,10 @@ class counting_ranks {
     std::byte* address(window_type const& window, int rank) const {
         return ranks_.address(window, rank);
     }
-    ticket_type start(std::span<uly::outgoing const> out,
-                      std::span<uly::incoming const> in) const {
+    ticket_type start(std::span<uly::outgoing const> out, std::span<uly::incoming const> in) const {
         ++counted_->groups;
-        counted_->largest_group = std::max({counted_->largest_group, static_cast<int>(out.size()),
-                                            static_cast<int>(in.size())});
+        counted_->largest_group = std::max(
+            {counted_->largest_group, static_cast<int>(out.size()), static_cast<int>(in.size())});
         return ranks_.start(out, in);
     }
     void wait(ticket_type ticket) const { ranks_.wait(ticket); }
@@ -104,12 +103,9 @@ using step = uly::step_id;
 template <class T>
 void check_counts(uly::shape const& layer, orders const& order) {
     auto const ranks = static_cast<int>(order.size());
-    int64_t tokens = 0;
-    for (auto const& runs : order)
-        for (auto const& run : runs) tokens += run.count;
     auto const size = static_cast<std::size_t>(ranks);
-    auto const p = make_problem<T>(1, layer, 2, tokens);
     auto const sequence = uly::sequence::of(2, order);
+    auto const p = make_problem<T>(1, layer, 2, sequence.queries().total());
     std::vector<recorder::record> forward(size), backward(size);
     std::vector<uly::traffic> planned_forward(size), planned_backward(size);
     std::vector<counting_ranks::counters> counted(size), before(size);
@@ -181,6 +177,36 @@ TEST_CASE("counting: two exchanges forward, two backward, and the plan's bytes")
             check_counts<float>(layer, zigzag(19, ranks));
             // dk and dv travel in the accumulator type.
             check_counts<uly::bf16>(layer, equal_shares(19, ranks));
+        }
+}
+
+TEST_CASE("counting: of tokens that every rank holds the output alone moves, with its gradient") {
+    for (auto const keep : {uly::keep::exchanged, uly::keep::local, uly::keep::nothing})
+        for (int ranks : {2, 4, 5}) {
+            CAPTURE(static_cast<int>(keep));
+            CAPTURE(ranks);
+            uly::shape const layer{
+                .heads = 6, .kv_heads = 2, .head_dim = 4, .value_dim = 3, .keep = keep};
+            orders const all(static_cast<std::size_t>(ranks), {{0, 19, 1, true}});
+            auto front = zigzag(14, ranks);
+            for (auto& runs : front) {
+                for (auto& run : runs) run.begin += 5;
+                runs.push_back({0, 5, 1, true});
+            }
+            check_counts<float>(layer, front);
+            check_counts<float>(layer, all);
+            auto const step = uly::sequence::of(2, all);
+            std::size_t forward = 0, backward = 0;
+            for (int r = 0; r < ranks; ++r) {
+                uly::plan moves;
+                moves.rebuild(uly::checked(layer), step, ranks, r, 1);
+                forward += uly::forward_traffic(moves, 1).sent;
+                backward += uly::backward_traffic(moves, 1, 1, false).sent;
+            }
+            // o of each row from the rank that computes it to the others, and dO back.
+            auto const moved = static_cast<std::size_t>((ranks - 1) * 6 * 2 * 19 * 3);
+            CHECK(forward == moved);
+            CHECK(backward == moved);
         }
 }
 

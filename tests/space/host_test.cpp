@@ -118,10 +118,10 @@ struct sources {
     std::vector<std::byte const*> pointers;
 
     sources(std::size_t count, std::size_t size, std::mt19937& random) {
-        std::uniform_real_distribution<From> uniform{-3, 3};
+        std::uniform_real_distribution<uly::accumulator_t<From>> uniform{-3, 3};
         values.resize(count, std::vector<From>(size));
         for (auto& list : values) {
-            for (auto& value : list) value = uniform(random);
+            for (auto& value : list) value = From(uniform(random));
             pointers.push_back(reinterpret_cast<std::byte const*>(list.data()));
         }
     }
@@ -195,8 +195,10 @@ void check_sum(std::size_t count, std::mt19937& random) {
             auto expected = guard;
             if (i < elements) {
                 auto const at = static_cast<std::size_t>(row * from_row + i);
-                From total = count == 0 ? From{0} : from.values[0][at];
-                for (std::size_t s = 1; s < count; ++s) total += from.values[s][at];
+                using wide = uly::accumulator_t<From>;
+                wide total = count == 0 ? wide{0} : static_cast<wide>(from.values[0][at]);
+                for (std::size_t s = 1; s < count; ++s)
+                    total += static_cast<wide>(from.values[s][at]);
                 expected = detail::rounded<To>(total);
             }
             auto const& actual = to[static_cast<std::size_t>(row * to_row + i)];
@@ -356,6 +358,8 @@ TEST_CASE("host add sums in the order given and rounds once") {
             check_sum<uly::half, float>(count, random);
             check_sum<uly::bf16, double>(count, random);
             check_sum<uly::half, double>(count, random);
+            check_sum<uly::bf16, uly::bf16>(count, random);
+            check_sum<uly::half, uly::half>(count, random);
         }
 }
 

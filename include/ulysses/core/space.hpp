@@ -16,8 +16,8 @@ struct sum_source {
     std::array<std::int64_t, 3> strides{};
 };
 
-/// A sum of rows: `to = from[0] + from[1] + ...` in the order given, added in the source type and
-/// rounded once to the destination type. `from` points into a list that outlives the call;
+/// A sum of rows: `to = from[0] + from[1] + ...` in the order given, added in the source type's
+/// accumulator and rounded once to the destination type. `from` points into a list that outlives the call;
 /// `elements` counts one row.
 struct block_sum {
     std::byte* to = nullptr;

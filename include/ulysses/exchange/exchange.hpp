@@ -22,7 +22,8 @@
 /// Executes a plan: `begin` once a call, then for each of its two fences
 ///
 /// 1. `put` lists the copies of an operand into the peers' regions, `get` those of the peers' regions
-///    into an operand, `sum` those of partial gradients that are to be added up;
+///    into an operand, `sum` those of partial gradients that are to be added up, `zero` the rows of
+///    which there is none;
 /// 2. `send` does what is to be done before the fence, `publish` is the fence and moves the messages,
 ///    `receive` does what is to be done after it, and `add` the sums.
 ///
@@ -33,7 +34,7 @@
 ///
 ///     forward    put q, k, v | send, publish, receive | attend: inbox -> o outbox
 ///                get o       | send, publish, receive
-///     backward   put dO      | send, publish, receive | backward: inbox -> dq, dk, dv outbox
+///     backward   put dO      | send, publish, receive, add | backward: inbox -> dq, dk, dv outbox
 ///                get, sum    | send, publish, receive, add
 ///
 /// Peers write an inbox only between passing a second fence and arriving at the next first one;
@@ -91,6 +92,29 @@ class exchange {
         end_operand(in_, moves.arrivals, local.batch(), place);
     }
 
+    /// Lists the copies of a gradient of the output [B, s, H, Dv], and the sums of the parts that all
+    /// ranks bring of replicated tokens: `add` them once they are there.
+    template <class T>
+    void put(plan_output_gradient const& moves, window const& memory, region const& place,
+             region const& slots, token_view<T> const& local) {
+        put(moves.sharded, memory, place, local);
+        put(moves.partials, memory, slots, local);
+        auto* const own = ranks_.address(memory, ranks_.rank());
+        for (auto const& block : moves.sums) {
+            block_sum sum;
+            sum.to = own + place.offset + block.row * place.pitch;
+            sum.extents = {local.batch(), block.tokens, block.heads};
+            sum.to_strides = row_strides(block.row_strides, place.pitch);
+            sum.elements = local.dim();
+            sums_.push_back(sum);
+            counts_.push_back(parts_.size());
+            for (std::int64_t rank = 0; rank < ranks_.size(); ++rank)
+                sources_.push_back({own + slots.offset +
+                                        (rank * moves.slot_rows + block.message_row) * slots.pitch,
+                                    row_strides(block.message_strides, slots.pitch)});
+        }
+    }
+
     /// Lists the copies of the peers' regions into a local operand [B, s, H, D].
     template <class T>
     void get(plan_moves const& moves, window const& memory, region const& place,
@@ -121,6 +145,12 @@ class exchange {
         for (auto const& each : returns.sums)
             list_sum(each, returns.sources.subspan(each.first_source, each.sources), place, local);
         end_operand(in_, returns.moves.blocks, local.batch(), place);
+    }
+
+    /// Lists rows of a local operand that are set to zero.
+    template <class T>
+    void zero(std::span<plan_sum const> places, token_view<T> const& local) {
+        for (auto const& each : places) list_sum(each, {}, {}, local);
     }
 
     /// Writes what was listed for the peers. *Throws* `out_of_memory`.

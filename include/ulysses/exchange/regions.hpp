@@ -63,11 +63,12 @@ struct forward_regions {
     }
 };
 
-/// Where the operands of a backward call lie: dO in the inbox, with what the context did not keep;
+/// Where the operands of a backward call lie: dO in the inbox, with every rank's part of that of
+/// replicated tokens, a slot a rank, and with what the context did not keep;
 /// dq, dk and dv in the outbox, with o when it is computed again. dk and dv are of the accumulator
 /// type, so that parts from several ranks are rounded once.
 struct backward_regions {
-    region dout, q, k, v, o;
+    region dout, dout_slots, q, k, v, o;
     region dq, dk, dv;
     std::size_t inbox_bytes = 0, outbox_bytes = 0;
 
@@ -78,6 +79,7 @@ struct backward_regions {
         arena_layout inbox, outbox;
         backward_regions all;
         all.dout = inbox.add<T>(rows, layer.value_dim);
+        all.dout_slots = inbox.add<T>(moves.slot_rows(), layer.value_dim);
         if (layer.keep != keep::exchanged) {
             all.q = inbox.add<T>(rows, layer.head_dim);
             all.k = inbox.add<T>(key_rows, layer.head_dim);

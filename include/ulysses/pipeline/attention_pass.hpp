@@ -187,11 +187,11 @@ class attention_pass {
             if (!exchanging(moves)) return;
             seen.begin(step_id::to_tokens);
             if constexpr (std::is_same_v<Layout, sequence_local>) {
-                to_tokens_backward(moving_, moves, inbox, places.dout, local.dout);
+                to_tokens_backward(moving_, moves, inbox, places, local.dout);
                 if (policy != keep::exchanged)
                     to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
                 if (policy == keep::local)
-                    to_tokens_backward(moving_, moves, inbox, places.o, std::as_const(local).o);
+                    moving_.put(moves.query_moves(), inbox, places.o, std::as_const(local).o);
             }
             moving_.send(queue());
         });
@@ -199,6 +199,7 @@ class attention_pass {
         guarded(status, name(kind), at, [&] {
             if (exchanging(moves)) {
                 moving_.receive(queue());
+                moving_.template add<T, T>(queue());
                 seen.end(step_id::to_tokens);
                 auto const me = ranks_.rank();
                 auto* in = ranks_.address(inbox, me);

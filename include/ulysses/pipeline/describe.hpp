@@ -61,6 +61,9 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
                layer.head_windows.empty() ? "" : ", a window for each head", text_of_logits(layer),
                "\n", "  batch ", moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
                " keys; this rank's tokens: ", moves.own_queries(), "\n");
+    if (moves.replicated_queries() > 0 || moves.replicated_keys() > 0)
+        text += concat("  on every rank: ", moves.replicated_queries(), " of the queries, ",
+                       moves.replicated_keys(), " of the keys\n");
     if (auto const documents = moves.visible().documents.size(); documents > 0)
         text += concat("  ", documents, " documents\n");
     auto const s = moves.own_queries(), t = moves.own_keys(), b = moves.batch();

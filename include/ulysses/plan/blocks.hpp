@@ -12,7 +12,11 @@
 ///
 /// Every block knows a third place, its rows in a *message*, for ranks that do not reach each other's
 /// memory: what one rank sends another of one operand is the region of the rank that computes, with
-/// the rows of all other ranks' tokens left out. Both ends know it from their plans alone.
+/// the rows of all other ranks' tokens left out; of o, those of replicated tokens come last. Both
+/// ends know it from their plans alone.
+///
+/// Tokens that every rank holds move less than others: a rank computes with its own copy of them,
+/// and what it found, the output, goes to all.
 namespace ulysses::inline ULYSSES_ABI {
 
 /// Tokens of one rank against rows of a region: [batch, token, head] on both sides. In the list of a
@@ -34,6 +38,16 @@ struct plan_block {
 struct plan_moves {
     std::span<plan_block const> blocks;    ///< this rank's tokens in the peers' regions
     std::span<plan_block const> arrivals;  ///< the peers' tokens in this rank's regions
+};
+
+/// How the gradient of the output reaches the ranks that compute: a row of a replicated token is
+/// the sum, in rank order, of what all ranks hold of it.
+struct plan_output_gradient {
+    plan_moves sharded;   ///< rows of tokens that one rank holds
+    plan_moves partials;  ///< rows of replicated tokens in slots, one slot of each region a rank
+    /// This rank's rows of replicated tokens: in the query region, and as message rows in a slot.
+    std::span<plan_block const> sums;
+    std::int64_t slot_rows = 0;  ///< rows from slot to slot, the same on every rank
 };
 
 /// Where one rank's part of a sum lies.
@@ -74,6 +88,8 @@ struct plan_rows {
     std::int64_t queries_from = 0;  ///< query rows of the peer's tokens that this rank computes
     std::int64_t keys_to = 0;       ///< key rows of this rank's tokens that the peer needs
     std::int64_t keys_from = 0;     ///< key rows of the peer's tokens that this rank needs
+    std::int64_t outputs_to = 0;    ///< as queries_to and queries_from, of o and dO: with rows of
+    std::int64_t outputs_from = 0;  ///< replicated tokens, whose queries every rank has
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -7,6 +7,7 @@
 #include <ulysses/plan/blocks.hpp>
 #include <ulysses/plan/hash.hpp>
 #include <ulysses/plan/line.hpp>
+#include <ulysses/plan/placed_runs.hpp>
 #include <ulysses/plan/sequence.hpp>
 #include <ulysses/plan/share.hpp>
 
@@ -41,10 +42,12 @@ class plan {
                   "an attention functor's row_multiple is at least 1", row_multiple);
         if (step.batch() >= token_limit ||
             layer.heads * step.batch() >=
-                (std::int64_t{1} << 62) / std::max(step.queries().total(), step.keys().total()))
+                (std::int64_t{1} << 62) / std::max({step.queries().total(), step.keys().total(),
+                                                    ranks * step.queries().replicated()}))
             raise(errc::invalid_sequence, at, "plan", "a layer must stay below 2^62 rows", "heads ",
                   layer.heads, ", batch ", step.batch(), ", queries ", step.queries().total(),
-                  ", keys ", step.keys().total());
+                  ", keys ", step.keys().total(), ", replicated queries ",
+                  step.queries().replicated(), " on ", ranks, " ranks");
         layer_ = layer;
         ranks_ = ranks;
         rank_ = rank;
@@ -54,6 +57,8 @@ class plan {
         keys_ = step.keys().total();
         own_queries_ = step.queries().count(rank);
         own_keys_ = step.keys().count(rank);
+        replicated_queries_ = step.queries().replicated();
+        replicated_keys_ = step.keys().replicated();
         holds_all_in_order_ = in_order(step.queries()) && in_order(step.keys());
         word_hash hash(step.hash());
         for (auto const word : terms()) hash.add(word);
@@ -68,8 +73,8 @@ class plan {
                   rule.uniform() ? row_weights(rule) : row_weights(rule, document_weights_),
                   head_runs_));
         list_blocks(step);
+        list_replicated(step.queries());
         list_sums(step);
-        count_rows();
     }
 
     shape const& layer() const { return layer_; }
@@ -81,6 +86,9 @@ class plan {
     /// Local tokens of this rank.
     std::int64_t own_queries() const { return own_queries_; }
     std::int64_t own_keys() const { return own_keys_; }
+    /// Those of them that every rank holds.
+    std::int64_t replicated_queries() const { return replicated_queries_; }
+    std::int64_t replicated_keys() const { return replicated_keys_; }
     /// True when this rank's local tokens are the whole sequence in global order.
     bool holds_all_in_order() const { return holds_all_in_order_; }
     std::int64_t row_multiple() const { return row_multiple_; }
@@ -143,8 +151,23 @@ class plan {
     std::int64_t own_key_rows() const { return shares_[static_cast<std::size_t>(rank_)].key_rows; }
     std::int64_t key_capacity() const { return key_capacity_; }
 
-    /// Moves of q, o, dO, dq; moves of k and v; returns of dk and dv.
-    plan_moves query_moves() const { return {query_blocks_, query_arrivals_}; }
+    /// Rows of the slots, all ranks' together, where the gradients of replicated outputs are summed.
+    std::int64_t slot_rows() const { return ranks_ * slot_rows_; }
+
+    /// Moves of q and dq, in which this rank's replicated tokens only meet its own region, and the
+    /// rows of dq that it leaves zero: of replicated tokens, what other ranks compute.
+    plan_moves query_moves() const { return moves_before(own_); }
+    std::span<plan_sum const> query_zeros() const { return query_zeros_; }
+    /// Moves of o; of dO. Without replicated tokens they are those of q.
+    plan_moves output_moves() const { return {query_blocks_, query_arrivals_}; }
+    plan_output_gradient output_gradient() const {
+        return {moves_before(sharded_),
+                {partial_blocks_, partial_arrivals_},
+                std::span(query_arrivals_)
+                    .subspan(sharded_.arrivals, own_.arrivals - sharded_.arrivals),
+                slot_rows_};
+    }
+    /// Moves of k and v; returns of dk and dv.
     plan_moves key_moves() const { return {key_blocks_, key_arrivals_}; }
     plan_returns key_returns() const { return {key_moves(), key_returns_, key_sums_, sources_}; }
 
@@ -153,9 +176,22 @@ class plan {
 
    private:
     bool in_order(token_orders const& orders) const {
-        auto const runs = orders.runs(rank_);
-        return runs.size() == 1 && runs[0].count == orders.total() &&
-               (runs[0].stride == 1 || runs[0].count == 1);
+        std::int64_t next = 0;
+        for (auto const& run : orders.runs(rank_)) {
+            if (run.begin != next || (run.stride != 1 && run.count != 1)) return false;
+            next += run.count;
+        }
+        return next == orders.total();
+    }
+
+    /// Entries of the lists of query blocks and arrivals.
+    struct list_sizes {
+        std::size_t blocks = 0, arrivals = 0;
+    };
+    list_sizes listed_queries() const { return {query_blocks_.size(), query_arrivals_.size()}; }
+    plan_moves moves_before(list_sizes const& end) const {
+        return {std::span(query_blocks_).first(end.blocks),
+                std::span(query_arrivals_).first(end.arrivals)};
     }
 
     void deal(line const& cuts) {
@@ -189,22 +225,83 @@ class plan {
         query_arrivals_.clear();
         key_arrivals_.clear();
         first_key_block_.clear();
+        rows_.assign(static_cast<std::size_t>(ranks_), {});
         for (int peer = 0; peer < ranks_; ++peer) {
+            auto& rows = rows_[static_cast<std::size_t>(peer)];
+            auto const keys = peer == rank_ ? held::all : held::sharded;
             first_key_block_.push_back(key_blocks_.size());
-            list_queries(query_blocks_, step.queries().runs(rank_), peer, peer);
-            list_keys(key_blocks_, step.keys().runs(rank_), peer, peer);
-            list_queries(query_arrivals_, step.queries().runs(peer), rank_, peer);
-            list_keys(key_arrivals_, step.keys().runs(peer), rank_, peer);
+            rows.queries_to = list_queries(
+                query_blocks_, runs_of_(step.queries(), rank_, held::sharded), peer, peer);
+            rows.keys_to = list_keys(key_blocks_, runs_of_(step.keys(), rank_, keys), peer, peer);
+            rows.queries_from = list_queries(
+                query_arrivals_, runs_of_(step.queries(), peer, held::sharded), rank_, peer);
+            rows.keys_from =
+                list_keys(key_arrivals_, runs_of_(step.keys(), peer, keys), rank_, peer);
+            rows.outputs_to = rows.queries_to;
+            rows.outputs_from = rows.queries_from;
         }
         first_key_block_.push_back(key_blocks_.size());
+        sharded_ = own_ = listed_queries();
     }
 
-    using token_runs = std::span<token_run const>;
+    /// Behind the blocks of sharded tokens those of replicated ones: of this rank with itself, then
+    /// with its peers; and the slots of their gradients.
+    void list_replicated(token_orders const& queries) {
+        partial_blocks_.clear();
+        partial_arrivals_.clear();
+        query_zeros_.clear();
+        slot_rows_ = 0;
+        if (replicated_queries_ == 0) return;
+        auto const runs = [&](int rank) { return runs_of_(queries, rank, held::replicated); };
+        auto& own = rows_[static_cast<std::size_t>(rank_)];
+        list_queries(query_blocks_, runs(rank_), rank_, rank_);
+        own.queries_from += list_queries(query_arrivals_, runs(rank_), rank_, rank_);
+        own.queries_to = own.outputs_to = own.outputs_from = own.queries_from;
+        own_ = listed_queries();
+        for (int peer = 0; peer < ranks_; ++peer) {
+            slot_rows_ =
+                std::max(slot_rows_, list_queries(partial_blocks_, runs(rank_), peer, peer));
+            list_queries(partial_arrivals_, runs(peer), rank_, peer);
+            if (peer == rank_) continue;
+            auto& rows = rows_[static_cast<std::size_t>(peer)];
+            rows.outputs_to = list_queries(query_blocks_, runs(rank_), peer, peer, rows.queries_to);
+            rows.outputs_from =
+                list_queries(query_arrivals_, runs(peer), rank_, peer, rows.queries_from);
+        }
+        // In a slot, rows lie as in the message.
+        auto const place = [&](plan_block& block, int slot) {
+            block.row = slot * slot_rows_ + block.message_row;
+            block.row_strides = block.message_strides;
+        };
+        for (auto& block : partial_blocks_) place(block, rank_);
+        for (auto& block : partial_arrivals_) place(block, block.peer);
+        list_zeros(runs(rank_));
+    }
 
-    /// The rows of one rank's tokens that the items of `computing` cover.
-    void list_queries(std::vector<plan_block>& list, token_runs runs, int computing, int peer) {
+    /// The rows of this rank's replicated tokens that it does not compute. Its items lie on the line
+    /// one behind the other, so these are all before the first and all behind the last.
+    void list_zeros(placed_runs runs) {
+        auto const zeros = [&](std::int64_t head, std::int64_t head_end, index_range rows) {
+            if (head == head_end) return;
+            for_tokens(runs, rows,
+                       [&](std::int64_t token, std::int64_t tokens, std::int64_t, std::int64_t) {
+                           query_zeros_.push_back({token, tokens, head, head_end - head});
+                       });
+        };
+        index_range const all{0, queries_};
+        if (items_.empty()) return zeros(0, layer_.heads, all);
+        auto const &first = items_.front().work, &last = items_.back().work;
+        zeros(0, first.head_begin, all);
+        zeros(first.head_begin, first.head_begin + 1, {0, first.row_begin});
+        zeros(last.head_end - 1, last.head_end, {last.row_end, queries_});
+        zeros(last.head_end, layer_.heads, all);
+    }
+
+    /// The rows of one rank's tokens that the items of `computing` cover; returns the message row
+    /// behind them.
+    std::int64_t list_queries(std::vector<plan_block>& list, placed_runs runs, int computing,
+                              int peer, std::int64_t first = 0) {
         auto const& share = shares_[static_cast<std::size_t>(computing)];
-        std::int64_t first = 0;
         for (std::size_t i = 0; i < share.items.size(); ++i) {
             auto const& item = share.items[i];
             std::array const strides{item.rows(), std::int64_t{1}, batch_ * item.rows()};
@@ -212,10 +309,12 @@ class plan {
                                {peer, item.head_begin, item.heads(), share.query_row[i], strides},
                                first);
         }
+        return first;
     }
 
     /// The rows of one rank's tokens that the items of `computing` see, each once.
-    void list_keys(std::vector<plan_block>& list, token_runs runs, int computing, int peer) {
+    std::int64_t list_keys(std::vector<plan_block>& list, placed_runs runs, int computing,
+                           int peer) {
         auto const& share = shares_[static_cast<std::size_t>(computing)];
         std::array const strides{key_capacity_, std::int64_t{1}, batch_ * key_capacity_};
         std::int64_t first = 0;
@@ -230,6 +329,7 @@ class plan {
                       [](auto const& a, auto const& b) { return a.token < b.token; });
             head = end;
         }
+        return first;
     }
 
     /// Heads of a region that share the rows of `index_range`.
@@ -242,13 +342,10 @@ class plan {
 
     /// Lists the tokens of `runs` that lie in `rows`; returns how many message rows they take from
     /// `first_message_row` on.
-    std::int64_t list_span(std::vector<plan_block>& list, token_runs runs, index_range rows,
+    std::int64_t list_span(std::vector<plan_block>& list, placed_runs runs, index_range rows,
                            region_heads const& place, std::int64_t first_message_row) {
         std::int64_t count = 0;
-        for (auto const& run : runs) {
-            auto const part = run.within(rows.begin, rows.end);
-            count += part.end - part.begin;
-        }
+        for (auto const& each : runs) count += each.run.within(rows.begin, rows.end).size();
         std::array const message_strides{count, std::int64_t{1}, batch_ * count};
         std::int64_t listed = 0;
         for_tokens(
@@ -264,18 +361,6 @@ class plan {
                 listed += tokens;
             });
         return place.heads * batch_ * count;
-    }
-
-    /// Calls `use(local token, count, global index, stride)` for the tokens of `runs` in `rows`.
-    template <class Use>
-    static void for_tokens(token_runs runs, index_range rows, Use const& use) {
-        std::int64_t token = 0;
-        for (auto const& run : runs) {
-            auto const part = run.within(rows.begin, rows.end);
-            if (part.begin < part.end)
-                use(token + part.begin, part.end - part.begin, run.at(part.begin), run.stride);
-            token += run.count;
-        }
     }
 
     /// Where the rows of a key-value head and one of this rank's tokens lie with a peer that sees
@@ -302,7 +387,8 @@ class plan {
                 block.message_strides};
     }
 
-    /// Who computed with a key-value head: the gradient of its keys returns from all of them.
+    /// Who computed with a key-value head: the gradient of its keys returns from all of them; of a
+    /// replicated key to each of them its own part, to others zero.
     void list_sums(sequence const& step) {
         key_returns_.clear();
         key_sums_.clear();
@@ -340,17 +426,22 @@ class plan {
         for (std::size_t e = 0; e + 1 < edges_.size(); ++e) {
             index_range const rows{edges_[e], edges_[e + 1]};
             if (rows.begin == rows.end) continue;
-            for_tokens(
-                step.keys().runs(rank_), rows,
-                [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
-                    std::int64_t stride) {
-                    auto const first = sources_.size();
-                    for (auto const user : users_) {
-                        if (covers(shares_[static_cast<std::size_t>(user)].keys_of(head), rows))
-                            sources_.push_back(source_of(user, head, token, global));
-                    }
-                    add_return(token, tokens, head, end - head, first, stride);
-                });
+            auto const list = [&](placed_runs runs, bool replicated) {
+                for_tokens(runs, rows,
+                           [&](std::int64_t token, std::int64_t tokens, std::int64_t global,
+                               std::int64_t stride) {
+                               auto const first = sources_.size();
+                               for (auto const user : users_) {
+                                   if (replicated && user != rank_) continue;
+                                   auto const& share = shares_[static_cast<std::size_t>(user)];
+                                   if (covers(share.keys_of(head), rows))
+                                       sources_.push_back(source_of(user, head, token, global));
+                               }
+                               add_return(token, tokens, head, end - head, first, stride);
+                           });
+            };
+            list(runs_of_(step.keys(), rank_, held::sharded), false);
+            if (replicated_keys_ > 0) list(runs_of_(step.keys(), rank_, held::replicated), true);
         }
     }
 
@@ -368,23 +459,11 @@ class plan {
         }
     }
 
-    void count_rows() {
-        rows_.assign(static_cast<std::size_t>(ranks_), {});
-        auto const count = [&](std::vector<plan_block> const& list, std::int64_t plan_rows::*to) {
-            for (auto const& block : list)
-                rows_[static_cast<std::size_t>(block.peer)].*to +=
-                    batch_ * block.tokens * block.heads;
-        };
-        count(query_blocks_, &plan_rows::queries_to);
-        count(query_arrivals_, &plan_rows::queries_from);
-        count(key_blocks_, &plan_rows::keys_to);
-        count(key_arrivals_, &plan_rows::keys_from);
-    }
-
     detail::kept_shape layer_;
     int ranks_ = 0, rank_ = 0;
     std::int64_t row_multiple_ = 1;
     std::int64_t batch_ = 0, queries_ = 0, keys_ = 0, own_queries_ = 0, own_keys_ = 0;
+    std::int64_t replicated_queries_ = 0, replicated_keys_ = 0;
     bool holds_all_in_order_ = false;
     std::uint64_t hash_ = 0;
     visibility rule_;  ///< without the lists that follow
@@ -396,6 +475,11 @@ class plan {
     std::vector<planned_item> items_;
     std::int64_t query_region_rows_ = 0, key_region_rows_ = 0, key_capacity_ = 0;
     std::vector<plan_block> query_blocks_, key_blocks_, query_arrivals_, key_arrivals_;
+    list_sizes sharded_, own_;  ///< where the lists of queries go on with replicated tokens
+    std::vector<plan_block> partial_blocks_, partial_arrivals_;
+    std::vector<plan_sum> query_zeros_;
+    std::int64_t slot_rows_ = 0;
+    run_lister runs_of_;
     std::vector<std::size_t> first_key_block_;  ///< in key_blocks_, by peer
     std::vector<plan_block> key_returns_;
     std::vector<plan_sum> key_sums_;

@@ -23,10 +23,14 @@ struct sequence_options {
     std::int64_t tokens = 0;  ///< tokens this rank holds of each sample; zero is allowed
     /// Which global tokens they are; empty: ranks hold contiguous shares in rank order.
     std::span<token_run const> order{};
+    /// Without an order: how many tokens every rank holds. They are the first of the sequence and
+    /// of each rank's `tokens`.
+    std::int64_t replicated = 0;
     /// Keys this rank holds when they are another sequence than the queries (cross-attention), else
     /// -1.
     std::int64_t keys = -1;
     std::span<token_run const> key_order{};
+    std::int64_t replicated_keys = 0;  ///< as `replicated`, of keys
     packing_options packing{};  ///< documents, lengths and query positions, equal on every rank
     /// [B, s]: the position of each of this rank's tokens in its document, from which the documents
     /// are found: one begins wherever positions do not grow. Given by every rank that holds tokens.
@@ -162,8 +166,8 @@ class sequence {
 
     /// Which keys each query row of a layer sees in this step. *Thread safety*: points into this.
     visibility visible(shape const& layer) const {
-        return {layer.mask,     layer.window,       queries_.total(),
-                keys().total(), packing_.samples(), packing_.documents(), packing_.present()};
+        return {layer.mask,         layer.window,         queries_.total(),  keys().total(),
+                packing_.samples(), packing_.documents(), packing_.present()};
     }
     packing const& packed() const { return packing_; }
 
@@ -182,9 +186,10 @@ class sequence {
     struct share {
         std::int64_t batch = 0;
         std::array<std::int64_t, 2> tokens{};  // of queries and of keys
+        std::array<std::int64_t, 2> replicated{};
         std::array<std::size_t, 2> runs{};
         std::array<std::array<token_run, inline_runs>, 2> order{};
-        std::array<std::size_t, 4> lists{};       // entries of documents, lengths, positions, present
+        std::array<std::size_t, 4> lists{};  // entries of documents, lengths, positions, present
         std::array<std::uint64_t, 4> contents{};  // their hashes
         std::int64_t positions = 0, present = 0;  // how many it brings of its own tokens
     };
@@ -220,6 +225,7 @@ class sequence {
         share own;
         own.batch = mine.batch;
         own.tokens = {mine.tokens, mine.keys};
+        own.replicated = {mine.replicated, mine.replicated_keys};
         own.runs = {mine.order.size(), mine.key_order.size()};
         std::copy_n(mine.order.begin(), std::min(inline_runs, mine.order.size()),
                     own.order[0].begin());
@@ -263,6 +269,21 @@ class sequence {
             if (theirs.tokens[0] < 0 || std::max(theirs.tokens[0], theirs.tokens[1]) >= token_limit)
                 raise(errc::invalid_sequence, at, "sequence", "a rank holds 0 .. 2^31 - 1 tokens",
                       "rank ", r, " has ", theirs.tokens[0], ", keys ", theirs.tokens[1]);
+            for (std::size_t side = 0; side < 2; ++side) {
+                auto const tokens = std::max<std::int64_t>(theirs.tokens[side], 0);
+                auto const* const what = side == 0 ? "tokens" : "keys";
+                differs(r, "the number of replicated ", what, shares_[0].replicated[side],
+                        theirs.replicated[side]);
+                if (theirs.replicated[side] < 0 || theirs.replicated[side] > tokens)
+                    raise(errc::invalid_sequence, at, "sequence",
+                          "replicated tokens are among those of each rank", "rank ", r, " has ",
+                          tokens, " ", what, ", ", theirs.replicated[side], " of them replicated");
+                if (shares_[0].replicated[side] > 0 && theirs.runs[side] > 0)
+                    raise(errc::invalid_sequence, at, "sequence",
+                          "replicated tokens come from a number or from an order, not from both",
+                          theirs.replicated[side], " replicated ", what, ", rank ", r,
+                          " has an order of ", theirs.runs[side], " runs");
+            }
             if (theirs.tokens[1] < 0 && theirs.runs[1] > 0)
                 raise(errc::invalid_sequence, at, "sequence", "an order of keys needs their count",
                       "rank ", r, " has key_order of ", theirs.runs[1], " runs, keys ",
@@ -296,7 +317,8 @@ class sequence {
             starts_.reserve(total);
             packing_.reserve(static_cast<std::size_t>(batch_), total);
         });
-        auto const positions = gather_values(ranks, mine.positions, queries_, positions_, status);
+        auto const positions =
+            gather_values(ranks, mine.positions, queries_, positions_, status, "positions", at);
         for (std::size_t i = 0; i < total; ++i)
             if (i == 0 || positions[i] <= positions[i - 1])
                 starts_.push_back(static_cast<std::int64_t>(i));
@@ -322,14 +344,14 @@ class sequence {
             packing_.reserve(static_cast<std::size_t>(batch_), 0,
                              static_cast<std::size_t>(batch_ * keys().total()));
         });
-        return gather_values(ranks, mine.present, keys(), present_, status);
+        return gather_values(ranks, mine.present, keys(), present_, status, "present", at);
     }
 
     /// [B, s] of each rank -> [B, S], in the order of the sequence.
     template <class Comm, class Value>
     std::span<Value const> gather_values(Comm const& ranks, std::span<Value const> mine,
                                          token_orders const& orders, token_values<Value>& values,
-                                         fence_status& status) {
+                                         fence_status& status, std::string_view what, where at) {
         std::int64_t most = 0;
         for (int r = 0; r < orders.ranks(); ++r) most = std::max(most, batch_ * orders.count(r));
         auto const size = static_cast<std::size_t>(most);
@@ -346,10 +368,23 @@ class sequence {
             for (std::int64_t b = 0; b < batch_; ++b)
                 for (auto const& run : orders.runs(r))
                     for (std::int64_t i = 0; i < run.count; ++i)
-                        values.whole[static_cast<std::size_t>(b * orders.total() + run.at(i))] =
-                            *next++;
+                        place_value(r, run, b, i, *next++, orders.total(), what, values.whole, at);
         }
         return values.whole;
+    }
+
+    /// Takes a rank's value of a token; of a replicated one rank 0's.
+    template <class Value>
+    static void place_value(int rank, token_run const& run, std::int64_t sample, std::int64_t i,
+                            Value value, std::int64_t tokens, std::string_view what,
+                            std::vector<Value>& whole, where at) {
+        auto& place = whole[static_cast<std::size_t>(sample * tokens + run.at(i))];
+        if (rank > 0 && run.replicated && place != value)
+            raise(errc::disagreement, at, "sequence",
+                  concat(what, " of replicated tokens must be equal on every rank"), "token ",
+                  run.at(i), " of sample ", sample, ": rank 0 has ", std::int64_t{place}, ", rank ",
+                  rank, " has ", std::int64_t{value});
+        place = value;
     }
 
     void set_orders(token_orders& orders, std::size_t side, std::size_t most_runs, where at) {
@@ -357,13 +392,16 @@ class sequence {
         // Once one rank gives an order, every rank that holds tokens must.
         bool given = false;
         for (auto const& each : shares_) given = given || each.runs[side] > 0;
-        std::int64_t begin = 0;
+        auto begin = shares_[0].replicated[side];
         for (std::size_t r = 0; r < shares_.size(); ++r) {
             auto const& theirs = shares_[r];
             if (!given) {
-                token_run const run{begin, theirs.tokens[side]};
-                orders.add_rank({&run, 1}, at);
-                begin += run.count;
+                std::array const own{
+                    token_run{.count = theirs.replicated[side], .replicated = true},
+                    token_run{.begin = begin,
+                              .count = theirs.tokens[side] - theirs.replicated[side]}};
+                orders.add_rank(own, at);
+                begin += own[1].count;
                 continue;
             }
             auto const* runs = most_runs > inline_runs
@@ -434,7 +472,9 @@ class sequence {
         for (int r = 0; r < orders.ranks(); ++r) {
             hash.add(orders.runs(r).size());
             for (auto const& run : orders.runs(r))
-                for (auto const word : {run.begin, run.count, run.stride}) hash.add(word);
+                for (auto const word :
+                     {run.begin, run.count, run.stride, std::int64_t{run.replicated}})
+                    hash.add(word);
         }
     }
 

@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
 /// Which tokens of the global sequence each rank holds, and in which order.
@@ -18,6 +21,7 @@ struct token_run {
     std::int64_t begin = 0;
     std::int64_t count = 0;
     std::int64_t stride = 1;
+    bool replicated = false;  ///< held by every rank: each lists the same run, wherever it wants
 
     constexpr std::int64_t at(std::int64_t i) const { return begin + i * stride; }
     constexpr std::int64_t last() const { return at(count - 1); }
@@ -37,7 +41,8 @@ struct token_run {
 /// Global indices and counts stay below this.
 inline constexpr auto token_limit = std::int64_t{1} << 31;
 
-/// The token orders of all ranks: rank r's local tokens are its runs, one after the other.
+/// The token orders of all ranks: rank r's local tokens are its runs, one after the other. A
+/// replicated run counts once, however many ranks list it.
 class token_orders {
    public:
     /// Forgets all ranks; memory is kept.
@@ -45,7 +50,7 @@ class token_orders {
         runs_.clear();
         first_.clear();
         counts_.clear();
-        total_ = 0;
+        sharded_ = replicated_ = 0;
     }
 
     /// Makes room for so many ranks and runs: adding them and a check of runs of stride 1 then
@@ -55,10 +60,12 @@ class token_orders {
         counts_.reserve(ranks);
         runs_.reserve(runs);
         sorted_.reserve(runs);
+        first_replicated_.reserve(runs);
     }
     /// Makes room for what a check of runs of other strides needs.
     void reserve_tokens() {
-        if (!contiguous() && total_ < token_limit) seen_.reserve(static_cast<std::size_t>(total_));
+        if (!contiguous() && total() < token_limit)
+            seen_.reserve(static_cast<std::size_t>(total()));
     }
 
     /// True when every run has stride 1.
@@ -68,10 +75,10 @@ class token_orders {
     }
 
     /// Adds the next rank's runs; empty runs are dropped, neighbours that continue each other
-    /// joined.
+    /// joined, unless they are replicated.
     void add_rank(std::span<token_run const> runs, where at = {}) {
         auto const first = runs_.size();
-        std::int64_t count = 0;
+        std::int64_t count = 0, replicated = 0;
         for (auto const& run : runs) {
             if (run.count == 0) continue;
             if (run.count < 0 || run.count >= token_limit || run.begin < 0 ||
@@ -81,7 +88,9 @@ class token_orders {
                       "rank ", ranks(), " has {begin ", run.begin, ", count ", run.count,
                       ", stride ", run.stride, "}");
             count += run.count;
+            if (run.replicated) replicated += run.count;
             if (runs_.size() > first && runs_.back().stride == 1 && run.stride == 1 &&
+                !runs_.back().replicated && !run.replicated &&
                 runs_.back().begin + runs_.back().count == run.begin)
                 runs_.back().count += run.count;
             else
@@ -89,13 +98,16 @@ class token_orders {
         }
         first_.push_back(first);
         counts_.push_back(count);
-        total_ += count;
+        sharded_ += count - replicated;
+        replicated_ = std::max(replicated_, replicated);  // equal on all, or `check` refuses them
     }
 
     int ranks() const { return static_cast<int>(counts_.size()); }
-    /// Tokens over all ranks.
-    std::int64_t total() const { return total_; }
-    /// Tokens of one rank.
+    /// Tokens of the sequence.
+    std::int64_t total() const { return sharded_ + replicated_; }
+    /// Those that every rank holds.
+    std::int64_t replicated() const { return replicated_; }
+    /// Tokens of one rank, replicated ones included.
     std::int64_t count(int rank) const { return counts_[static_cast<std::size_t>(rank)]; }
     std::span<token_run const> runs(int rank) const {
         auto const r = static_cast<std::size_t>(rank);
@@ -112,16 +124,22 @@ class token_orders {
         return -1;
     }
 
-    /// Checks that the runs cover 0 .. total() - 1 exactly once.
+    /// Checks that every rank lists the same replicated runs, and that these, once, and the others
+    /// cover 0 .. total() - 1 exactly once.
     /// *Throws* `invalid_sequence` naming a run or token at fault. *Complexity*: O(runs log runs)
     /// for runs of stride 1, else O(total).
     void check(std::string_view what, where at) {
+        for (int r = 0; r < ranks(); ++r) check_replicated(r, what, at);
         for (int r = 0; r < ranks(); ++r)
             for (auto const& run : runs(r))
-                if (run.last() >= total_)
+                if (run.last() >= total())
                     raise(errc::invalid_sequence, at, what, "runs must lie within the sequence",
                           "rank ", r, " has run {begin ", run.begin, ", count ", run.count,
-                          ", stride ", run.stride, "} of ", total_, " tokens");
+                          ", stride ", run.stride, "} of ", total(), " tokens");
+        sorted_.clear();
+        for (int r = 0; r < ranks(); ++r)
+            for (auto const& run : runs(r))
+                if (r == 0 || !run.replicated) sorted_.push_back(run);
         contiguous() ? check_contiguous(what, at) : check_each(what, at);
     }
 
@@ -130,8 +148,30 @@ class token_orders {
     }
 
    private:
+    /// Compares a rank's replicated runs, in any order, with those of rank 0.
+    void check_replicated(int rank, std::string_view what, where at) {
+        if (replicated_ == 0) return;
+        auto& list = rank == 0 ? first_replicated_ : sorted_;
+        list.clear();
+        for (auto const& run : runs(rank))
+            if (run.replicated) list.push_back(run);
+        std::sort(list.begin(), list.end(), [](auto const& a, auto const& b) {
+            return std::tie(a.begin, a.count, a.stride) < std::tie(b.begin, b.count, b.stride);
+        });
+        auto const differ = std::mismatch(list.begin(), list.end(), first_replicated_.begin(),
+                                          first_replicated_.end());
+        auto const text = [](auto const& place, auto const& all) {
+            return place == all.end() ? std::string("no such run")
+                                      : concat("{begin ", place->begin, ", count ", place->count,
+                                               ", stride ", place->stride, "}");
+        };
+        if (differ.first != list.end() || differ.second != first_replicated_.end())
+            raise(errc::invalid_sequence, at, what, "every rank must list each replicated run",
+                  "rank 0 has ", text(differ.second, first_replicated_), ", rank ", rank, " has ",
+                  text(differ.first, list));
+    }
+
     void check_contiguous(std::string_view what, where at) {
-        sorted_.assign(runs_.begin(), runs_.end());
         std::sort(sorted_.begin(), sorted_.end(),
                   [](auto const& a, auto const& b) { return a.begin < b.begin; });
         std::int64_t next = 0;
@@ -140,20 +180,20 @@ class token_orders {
                 raise(errc::invalid_sequence, at, what,
                       "ranks must cover the sequence exactly once",
                       run.begin < next ? "token held twice: " : "token held by no rank: ",
-                      std::min(run.begin, next), " of ", total_);
+                      std::min(run.begin, next), " of ", total());
             next += run.count;
         }
     }
 
     void check_each(std::string_view what, where at) {
-        seen_.assign(static_cast<std::size_t>(total_), false);
-        for (auto const& run : runs_)
+        seen_.assign(static_cast<std::size_t>(total()), false);
+        for (auto const& run : sorted_)
             for (std::int64_t i = 0; i < run.count; ++i) {
                 auto const token = static_cast<std::size_t>(run.at(i));
                 if (seen_[token])
                     raise(errc::invalid_sequence, at, what,
                           "ranks must cover the sequence exactly once",
-                          "token held twice: ", run.at(i), " of ", total_);
+                          "token held twice: ", run.at(i), " of ", total());
                 seen_[token] = true;  // as many tokens as indices: none twice means none left out
             }
     }
@@ -161,8 +201,8 @@ class token_orders {
     std::vector<token_run> runs_;
     std::vector<std::size_t> first_;  ///< of a rank's runs; an empty value allocates nothing
     std::vector<std::int64_t> counts_;
-    std::int64_t total_ = 0;
-    std::vector<token_run> sorted_;
+    std::int64_t sharded_ = 0, replicated_ = 0;
+    std::vector<token_run> sorted_, first_replicated_;
     std::vector<bool> seen_;
 };
 

@@ -25,9 +25,9 @@ inline traffic forward_traffic(plan const& moves, std::size_t element_bytes) {
         auto const& rows = moves.rows(peer);
         auto const both = layer.head_dim + layer.value_dim;
         sent += rows.queries_to * layer.head_dim + rows.keys_to * both +
-                rows.queries_from * layer.value_dim;
+                rows.outputs_from * layer.value_dim;
         received += rows.queries_from * layer.head_dim + rows.keys_from * both +
-                    rows.queries_to * layer.value_dim;
+                    rows.outputs_to * layer.value_dim;
     }
     return {static_cast<std::size_t>(sent) * element_bytes,
             static_cast<std::size_t>(received) * element_bytes};
@@ -44,8 +44,8 @@ inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
         if (peer == moves.rank()) continue;
         auto const& rows = moves.rows(peer);
         auto const both = layer.head_dim + layer.value_dim;
-        sent += rows.queries_to * layer.value_dim + rows.queries_from * layer.head_dim;
-        received += rows.queries_from * layer.value_dim + rows.queries_to * layer.head_dim;
+        sent += rows.outputs_to * layer.value_dim + rows.queries_from * layer.head_dim;
+        received += rows.outputs_from * layer.value_dim + rows.queries_to * layer.head_dim;
         sent_keys += rows.keys_from * both;
         received_keys += rows.keys_to * both;
         if (layer.keep == keep::exchanged) continue;
@@ -55,8 +55,8 @@ inline traffic backward_traffic(plan const& moves, std::size_t element_bytes,
             sent += rows.queries_to * layer.value_dim;
             received += rows.queries_from * layer.value_dim;
         } else if (six_steps) {
-            sent += rows.queries_from * layer.value_dim;
-            received += rows.queries_to * layer.value_dim;
+            sent += rows.outputs_from * layer.value_dim;
+            received += rows.outputs_to * layer.value_dim;
         }
     }
     return {static_cast<std::size_t>(sent) * element_bytes +

@@ -50,21 +50,22 @@ inline std::int64_t row_offset(std::array<std::int64_t, 3> const& strides,
 }
 
 /// One `row` [batch, token, head] of a sum.
-template <element To, std::floating_point From>
+template <element To, element From>
 void add_row(block_sum const& sum, std::array<std::int64_t, 3> const& row) {
     constexpr std::int64_t at_once = 256;
-    From sums[at_once];
+    using wide = accumulator_t<From>;
+    wide sums[at_once];
     auto* const to = reinterpret_cast<To*>(sum.to + row_offset(sum.to_strides, row));
     auto const row_of = [&](sum_source const& source) {
         return reinterpret_cast<From const*>(source.rows + row_offset(source.strides, row));
     };
     for (std::int64_t first = 0; first < sum.elements; first += at_once) {
         auto const count = std::min(at_once, sum.elements - first);
-        std::memcpy(sums, row_of(sum.from[0]) + first,
-                    static_cast<std::size_t>(count) * sizeof(From));
+        auto const* const begin = row_of(sum.from[0]) + first;
+        for (std::int64_t i = 0; i < count; ++i) sums[i] = static_cast<wide>(begin[i]);
         for (auto const& source : sum.from.subspan(1)) {
             auto const* const from = row_of(source) + first;
-            for (std::int64_t i = 0; i < count; ++i) sums[i] += from[i];
+            for (std::int64_t i = 0; i < count; ++i) sums[i] += static_cast<wide>(from[i]);
         }
         for (std::int64_t i = 0; i < count; ++i) to[first + i] = rounded<To>(sums[i]);
     }
@@ -95,7 +96,7 @@ struct host_space {
     }
 
     /// Rows start on multiples of their element's size.
-    template <element To, std::floating_point From>
+    template <element To, element From>
     static void add(queue, std::span<block_sum const> sums) {
         for (auto const& sum : sums)
             for (std::int64_t sample = 0; sample < sum.extents[0]; ++sample)

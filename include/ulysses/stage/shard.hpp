@@ -36,7 +36,7 @@ consteval bool explain_whole_and_own() {
 
 }  // namespace detail
 
-/// Step 1: a rank's own tokens of a tensor that holds the whole sequence.
+/// Step 1: a rank's own tokens, replicated ones among them, of a tensor that holds the whole sequence.
 /// *Shape*: global [B, S, C] -> local [B, s, C]. *Throws* `invalid_tensor` when extents do not fit.
 template <class Global, class Local>
 void shard(sequence const& step, int rank, Global const& global, Local const& local,

@@ -21,7 +21,8 @@ void to_heads(Exchange& moving, plan const& moves, typename Exchange::window con
 }
 
 /// Step 3 backward, its adjoint: the same blocks read back, and where a key-value head was used by
-/// several ranks their parts summed in rank order.
+/// several ranks their parts summed in rank order. Of a replicated token a rank gets what it computed
+/// itself, or zero: the gradient is the sum over ranks.
 /// *Shape*: dq, dk, dv of the ranks' items -> dq [B, s, Hq, D], dk [B, s, Hkv, D], dv [B, s, Hkv,
 /// Dv].
 template <class Exchange, class T>
@@ -32,6 +33,7 @@ void to_heads_backward(Exchange& moving, plan const& moves, typename Exchange::w
     moving.sum(moves.key_returns(), outbox, places.dk, dk);
     moving.sum(moves.key_returns(), outbox, places.dv, dv);
     moving.get(moves.query_moves(), outbox, places.dq, dq);
+    moving.zero(moves.query_zeros(), dq);
 }
 
 /// Both refuse views of another layout.

@@ -13,15 +13,17 @@ namespace ulysses::inline ULYSSES_ABI {
 template <class Exchange, class T>
 void to_tokens(Exchange& moving, plan const& moves, typename Exchange::window const& outbox,
                region const& place, token_view<T> const& o) {
-    moving.get(moves.query_moves(), outbox, place, o);
+    moving.get(moves.output_moves(), outbox, place, o);
 }
 
-/// Step 5 backward, its adjoint: the same blocks turned round.
+/// Step 5 backward, its adjoint: the same blocks turned round. A replicated token's row was handed to
+/// every rank, so that its gradient is the sum, in rank order, of what all of them hold: the caller
+/// adds what is listed.
 /// *Shape*: dO [B, s, Hq, Dv] -> per rank [B, rows, h, Dv] of its items.
 template <class Exchange, class T>
 void to_tokens_backward(Exchange& moving, plan const& moves, typename Exchange::window const& inbox,
-                        region const& place, token_view<T> const& dout) {
-    moving.put(moves.query_moves(), inbox, place, dout);
+                        backward_regions const& places, token_view<T> const& dout) {
+    moving.put(moves.output_gradient(), inbox, places.dout, places.dout_slots, dout);
 }
 
 /// Both refuse views of another layout.
@@ -32,7 +34,7 @@ void to_tokens(Exchange&, plan const&, Window const&, region const&, O const&) {
 }
 template <class Exchange, class Window, class DO>
     requires other_layout_than<sequence_local, DO>
-void to_tokens_backward(Exchange&, plan const&, Window const&, region const&, DO const&) {
+void to_tokens_backward(Exchange&, plan const&, Window const&, backward_regions const&, DO const&) {
     static_assert(explain_exchange_layout<DO>());
 }
 
