@@ -73,8 +73,8 @@ struct shape {
     std::int64_t head_dim = 0;   ///< dim of q and k, D
     std::int64_t value_dim = 0;  ///< dim of v and o, Dv; 0: head_dim
     ulysses::mask mask = ulysses::mask::full;
-    ulysses::window window = {};        ///< of every head
-    window_list head_windows = {};      ///< or one for each query head
+    ulysses::window window = {};    ///< of every head
+    window_list head_windows = {};  ///< or one for each query head
     scale_factor scale = {};
     ulysses::assignment assignment = ulysses::assignment::balanced;
     ulysses::keep keep = ulysses::keep::exchanged;
@@ -115,7 +115,8 @@ constexpr std::string_view broken_rule(shape const& s) {
         return "head_windows must name one for each query head";
     if (!s.head_windows.empty() && s.window != window{})
         return "windows come from window or from head_windows, not from both";
-    if (!is_window(s.window) || !std::all_of(s.head_windows.begin(), s.head_windows.end(), is_window))
+    if (!is_window(s.window) ||
+        !std::all_of(s.head_windows.begin(), s.head_windows.end(), is_window))
         return "both sides of a window must lie in -1 .. 2^31 - 1";
     auto const scale = s.scale.value();
     if (!(scale >= -std::numeric_limits<double>::max() &&
@@ -129,7 +130,8 @@ constexpr shape completed(shape s) {
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     if (s.value_dim == 0) s.value_dim = s.head_dim;
     auto const& windows = s.head_windows;
-    if (!windows.empty() && std::count(windows.begin(), windows.end(), windows[0]) == windows.count) {
+    if (!windows.empty() &&
+        std::count(windows.begin(), windows.end(), windows[0]) == windows.count) {
         s.window = windows[0];
         s.head_windows = {};
     }
@@ -164,8 +166,8 @@ class kept_shape : public shape {
 /// *Throws* `invalid_shape` with all values when a rule is broken.
 inline shape checked(shape const& s, where at = where::here()) {
     if (auto const rule = detail::broken_rule(s); !rule.empty()) {
-        auto const wrong = std::find_if_not(s.head_windows.begin(), s.head_windows.end(),
-                                            detail::is_window);
+        auto const wrong =
+            std::find_if_not(s.head_windows.begin(), s.head_windows.end(), detail::is_window);
         auto const& shown = wrong != s.head_windows.end() ? *wrong : s.window;
         raise(errc::invalid_shape, at, "shape", rule, "heads ", s.heads, ", kv_heads ", s.kv_heads,
               ", head_dim ", s.head_dim, ", value_dim ", s.value_dim, ", window ", shown.left,

@@ -47,8 +47,8 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
                " operands, ", name(type), "\n", "  heads ", layer.heads, " query, ", layer.kv_heads,
                " key-value; dim ", layer.head_dim, ", value dim ", layer.value_dim, "; ",
                layer.mask == mask::causal ? "causal" : "full", text_of(layer.window),
-               layer.head_windows.empty() ? "" : ", a window for each head", "\n",
-               "  batch ", moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
+               layer.head_windows.empty() ? "" : ", a window for each head", "\n", "  batch ",
+               moves.batch(), ", ", moves.queries(), " queries, ", moves.keys(),
                " keys; this rank's tokens: ", moves.own_queries(), "\n");
     if (auto const documents = moves.visible().documents.size(); documents > 0)
         text += concat("  ", documents, " documents\n");

@@ -48,8 +48,9 @@ void check_features(shape const& layer, int ranks, where at) {
     need(layer.window != window{} || !layer.head_windows.empty(), has.window, "window");
     need(layer.kv_heads != layer.heads, has.grouped, "grouped");
     need(layer.value_dim != layer.head_dim, has.value_dim, "value_dim");
-    need(layer.assignment == assignment::balanced && layer.heads % ranks != 0, has.row_range,
-         "row_range (or use assignment::whole_heads)");
+    need(layer.assignment == assignment::balanced && ranks > 1 &&
+             (layer.heads % ranks != 0 || !layer.head_windows.empty()),
+         has.row_range, "row_range (or use assignment::whole_heads)");
 }
 
 /// *Throws* `unsupported` naming what a step asks of a functor that has not got it.

@@ -20,8 +20,8 @@ __extension__ using wide_weight = unsigned __int128;
 /// Neighbouring heads with one window.
 struct head_run {
     std::int64_t begin = 0, end = 0;
-    visibility rule{};      ///< what their rows see
-    row_weights weights{};  ///< of one of the heads
+    visibility rule{};       ///< what their rows see
+    row_weights weights{};   ///< of one of the heads
     wide_weight before = 0;  ///< weight of all heads before
 };
 

@@ -149,9 +149,8 @@ class line {
                              std::int64_t row_end) const {
         auto const group = layer_.heads / layer_.kv_heads;
         auto const span = key_span(row_begin, row_end, head_begin);
-        return {head_begin, head_end, head_begin / group, (head_end - 1) / group + 1,
-                row_begin,  row_end,  span.begin,         span.end,
-                rule_at(head_begin).window};
+        return {head_begin, head_end,   head_begin / group, (head_end - 1) / group + 1, row_begin,
+                row_end,    span.begin, span.end,           rule_at(head_begin).window};
     }
 
     constexpr head_run const& run_of(std::int64_t head) const {

@@ -44,7 +44,8 @@ class packing {
         for (std::int64_t b = 0; b < batch; ++b) {
             auto const place = static_cast<std::size_t>(b);
             auto const there = keys_there(given, b, keys);
-            sample_keys own{there.begin, there.end, queries == keys ? 0 : there.end - queries, 0, 0};
+            sample_keys own{there.begin, there.end, queries == keys ? 0 : there.end - queries, 0,
+                            0};
             if (!given.query_positions.empty()) own.position = given.query_positions[place];
             if (!given.documents.empty()) {
                 own.first_document = static_cast<std::int64_t>(documents_.size());
@@ -102,9 +103,9 @@ class packing {
         if (given.present.empty()) return false;
         for (std::int64_t b = 0; b < static_cast<std::int64_t>(samples_.size()); ++b) {
             auto const& range = samples_[static_cast<std::size_t>(b)];
-            auto const own = present_of(given, b, keys).subspan(
-                static_cast<std::size_t>(range.begin),
-                static_cast<std::size_t>(range.end - range.begin));
+            auto const own = present_of(given, b, keys)
+                                 .subspan(static_cast<std::size_t>(range.begin),
+                                          static_cast<std::size_t>(range.end - range.begin));
             if (std::find(own.begin(), own.end(), 0) != own.end()) return true;
         }
         return false;

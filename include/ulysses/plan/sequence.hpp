@@ -162,8 +162,8 @@ class sequence {
 
     /// Which keys each query row of a layer sees in this step. *Thread safety*: points into this.
     visibility visible(shape const& layer) const {
-        return {layer.mask,     layer.window,       queries_.total(),
-                keys().total(), packing_.samples(), packing_.documents(), packing_.present()};
+        return {layer.mask,         layer.window,         queries_.total(),  keys().total(),
+                packing_.samples(), packing_.documents(), packing_.present()};
     }
     packing const& packed() const { return packing_; }
 
@@ -184,7 +184,7 @@ class sequence {
         std::array<std::int64_t, 2> tokens{};  // of queries and of keys
         std::array<std::size_t, 2> runs{};
         std::array<std::array<token_run, inline_runs>, 2> order{};
-        std::array<std::size_t, 4> lists{};       // entries of documents, lengths, positions, present
+        std::array<std::size_t, 4> lists{};  // entries of documents, lengths, positions, present
         std::array<std::uint64_t, 4> contents{};  // their hashes
         std::int64_t positions = 0, present = 0;  // how many it brings of its own tokens
     };
