@@ -10,7 +10,7 @@
 /// Whether a row reaches a key, holes included, by the words of the rule, one after the other: what
 /// the library says in ranges is compared with it.
 inline bool reaches(ulysses::visibility const& rule, std::int64_t b, std::int64_t row,
-                 std::int64_t key) {
+                    std::int64_t key) {
     auto position = row + rule.keys - rule.queries;
     if (!rule.samples.empty()) {
         auto const& own = rule.samples[static_cast<std::size_t>(b)];

@@ -66,7 +66,9 @@ inline sizes drawn_sizes(std::mt19937_64& random, ulysses::attention_features co
         s.rows = std::min(end * multiple, s.tokens) - s.begin;
     }
     if (features.window && below(2) == 0) {
-        auto const side = [&] { return below(below(2) == 0 ? s.keys : std::min<int64_t>(s.keys, 30)); };
+        auto const side = [&] {
+            return below(below(2) == 0 ? s.keys : std::min<int64_t>(s.keys, 30));
+        };
         s.window = {below(3) == 0 ? -1 : side(), below(3) == 0 ? -1 : side()};
     }
     if (features.documents && s.tokens == s.keys && below(2) == 0)

@@ -100,8 +100,8 @@ static_assert(uly::detail::broken_rule({.heads = 8, .head_dim = 1}).empty());
 static_assert(uly::detail::is_fixed_shape<uly::fixed_shape<shape{.heads = 1}>>);
 static_assert(!uly::detail::is_fixed_shape<shape>);
 constexpr uly::window two_windows[] = {{1, 0}, {}};
-static_assert(uly::fixed<shape{.heads = 2, .head_dim = 64, .head_windows = two_windows}>
-                  .value.head_windows[0]
-                  .left == 1);
-static_assert(!uly::detail::broken_rule({.heads = 3, .head_dim = 1, .head_windows = two_windows})
-                   .empty());
+static_assert(
+    uly::fixed<shape{.heads = 2, .head_dim = 64, .head_windows = two_windows}>.value.head_windows[0].left ==
+    1);
+static_assert(
+    !uly::detail::broken_rule({.heads = 3, .head_dim = 1, .head_windows = two_windows}).empty());

@@ -41,8 +41,7 @@ bool row_sees(problem<double> const& p, int64_t b, int64_t h, int64_t row, int64
         });
     };
     if (document(position) != document(key)) return false;
-    auto const window =
-        p.layer.head_windows.empty() ? p.layer.window : p.layer.head_windows[h];
+    auto const window = p.layer.head_windows.empty() ? p.layer.window : p.layer.head_windows[h];
     return !(p.layer.mask == uly::mask::causal && key > position) &&
            !(window.left >= 0 && key < position - window.left) &&
            !(window.right >= 0 && key > position + window.right);
@@ -166,7 +165,8 @@ void make_case(random_case& c, std::uint64_t seed, std::mt19937_64& random) {
     c.p = make_problem<float>(seed, layer, batch, tokens, keys);
     if (c.windows.empty() || below(random, 3) != 0)
         for (int64_t b = 0; b < batch; ++b) {
-            auto const hidden = below(random, 8), first = below(random, 2) * below(random, keys + 1);
+            auto const hidden = below(random, 8),
+                       first = below(random, 2) * below(random, keys + 1);
             for (int64_t key = 0; key < keys; ++key)
                 c.p.present.push_back(key >= first && below(random, 8) >= hidden);
         }
@@ -232,8 +232,8 @@ TEST_CASE("masks: local and global heads in turn, one key-value head for both") 
                                              .head_windows = windows,
                                              .keep = keep},
                                             2, 21);
-        auto const one = compute_alone<builtin_attention>(p), many =
-                                                 compute<builtin_attention>(p, zigzag(21, 4));
+        auto const one = compute_alone<builtin_attention>(p),
+                   many = compute<builtin_attention>(p, zigzag(21, 4));
         auto const exact = by_words(p);
         auto const bound = bounds_of(p, 4);
         CHECK(same_bits(many.o, one.o));
@@ -247,18 +247,15 @@ TEST_CASE("masks: local and global heads in turn, one key-value head for both") 
 namespace {
 
 constexpr uly::window local_and_global[] = {{2, -1}, {}};
-constexpr uly::shape two_kinds{.heads = 2,
-                               .head_dim = 4,
-                               .mask = uly::mask::causal,
-                               .head_windows = local_and_global};
+constexpr uly::shape two_kinds{
+    .heads = 2, .head_dim = 4, .mask = uly::mask::causal, .head_windows = local_and_global};
 
-/// The reference without some of its features.
-template <bool Window, bool Holes>
+/// The reference without one of its features.
+template <bool uly::attention_features::*Feature>
 struct without : uly::reference_attention {
     static constexpr auto features = [] {
         auto all = uly::reference_attention::features;
-        all.window = Window;
-        all.holes = Holes;
+        all.*Feature = false;
         return all;
     }();
 };
@@ -290,13 +287,21 @@ TEST_CASE("masks: a pipeline keeps its windows, and a fixed shape may have some"
 #if ULYSSES_EXCEPTIONS
 TEST_CASE("masks: a functor without windows or holes is refused") {
     auto const made = outcome_of([] {
-        uly::pipeline layer{uly::serial{}, uly::sequence_local{}, without<false, true>{},
-                            uly::shape(two_kinds)};
+        uly::pipeline layer{uly::serial{}, uly::sequence_local{},
+                            without<&uly::attention_features::window>{}, uly::shape(two_kinds)};
     });
     CHECK(made.code == uly::errc::unsupported);
     CHECK(made.text.find("lacks a feature the layer asks for: window") != std::string::npos);
-    uly::pipeline layer{uly::serial{}, uly::sequence_local{}, without<true, false>{},
-                        uly::shape(two_kinds)};
+    // Two heads of other windows are cut between two ranks, and alike ones are not.
+    using whole = without<&uly::attention_features::row_range>;
+    auto const checked_for = [](uly::shape const& layer) {
+        return outcome_of([&] { uly::check_features<whole>(layer, 2, {}); }).code;
+    };
+    CHECK(checked_for(uly::checked(two_kinds)) == uly::errc::unsupported);
+    CHECK(checked_for(uly::checked({.heads = 2, .head_dim = 4, .window = {2, -1}})) ==
+          uly::errc::none);
+    uly::pipeline layer{uly::serial{}, uly::sequence_local{},
+                        without<&uly::attention_features::holes>{}, uly::shape(two_kinds)};
     std::vector<std::uint8_t> const right{1, 1, 0}, hole{1, 0, 1};
     auto step = uly::sequence::split(1, 1, 3);
     layer.planned(step.pack({.present = right}));  // a length says as much
@@ -307,7 +312,8 @@ TEST_CASE("masks: a functor without windows or holes is refused") {
 
 TEST_CASE("masks: ranks with other windows, or other keys there, end alike") {
     auto const p = make_problem<double>(1, {.heads = 2, .head_dim = 4}, 1, 6);
-    auto const failing = [&](auto const& layer_of, auto const& present_of, std::string const& text) {
+    auto const failing = [&](auto const& layer_of, auto const& present_of,
+                             std::string const& text) {
         std::vector<outcome> ends(3);
         run_ranks(3, [&](uly::threads::communicator c) {
             auto step = uly::sequence::split(3, 1, 6);

@@ -186,8 +186,7 @@ inline void random_rule(random_engine& random, problem& p) {
     if (below(random, 2) == 0)
         for (int64_t b = 0; b < p.batch; ++b)
             p.positions.push_back(below(random, keys + tokens) - tokens);
-    if (below(random, 2) == 0)
-        p.present = random_present(random, p.batch, keys);
+    if (below(random, 2) == 0) p.present = random_present(random, p.batch, keys);
     if (tokens == keys || !p.positions.empty())
         for (int64_t first = below(random, keys); first <= p.batch * keys;
              first += 1 + below(random, keys))

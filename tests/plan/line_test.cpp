@@ -143,7 +143,8 @@ std::string fault_of(problem const& p) {
         auto changes = 0;
         for (auto h = from.head + 1; h < to.head + (to.row > 0); ++h)
             changes += rule_of(h).window != rule_of(h - 1).window;
-        if (items.size() > at(5 + 2 * changes)) return uly::concat("rank ", r, " has ", items.size(), " items");
+        if (items.size() > at(5 + 2 * changes))
+            return uly::concat("rank ", r, " has ", items.size(), " items");
         int64_t work = 0;
         for (auto const& item : items) {
             if (item.heads() < 1 || item.rows() < 1)

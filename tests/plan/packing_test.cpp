@@ -92,7 +92,8 @@ TEST_CASE("packing: positions that restart give the documents, on every rank, in
     });
 }
 
-TEST_CASE("packing: keys that are not there shorten a sample, and are holes between those that are") {
+TEST_CASE(
+    "packing: keys that are not there shorten a sample, and are holes between those that are") {
     using bytes = std::vector<std::uint8_t>;
     auto const layer = uly::checked({.heads = 1, .head_dim = 1});
     auto step = uly::sequence::split(2, 3, 5);
@@ -146,10 +147,8 @@ TEST_CASE("packing: every rank says which of its keys are there, in any order") 
         std::vector<std::uint8_t> mine;
         for (int64_t b = 0; b < 2; ++b)
             for (int64_t i = 0; i < 4; ++i) mine.push_back(present[at(8 * b + 4 * me + i)]);
-        auto const step = uly::sequence::agree(group, {.batch = 2,
-                                                       .tokens = 4,
-                                                       .packing = {.documents = documents},
-                                                       .present = mine});
+        auto const step = uly::sequence::agree(
+            group, {.batch = 2, .tokens = 4, .packing = {.documents = documents}, .present = mine});
         if (step.hash() != expected.hash()) throw std::runtime_error("another step");
         auto const alike = uly::sequence::agree(
             group,
@@ -165,11 +164,9 @@ TEST_CASE("packing: every rank says which of its keys are there, in any order") 
                 positions.push_back((me + 2 * i) % 3);  // documents at 0, 3 and 6
             }
         list const thirds{3, 6, 8, 11, 14};
-        auto striped = uly::sequence::agree(group, {.batch = 2,
-                                                    .tokens = 4,
-                                                    .order = order,
-                                                    .positions = positions,
-                                                    .present = mine});
+        auto striped = uly::sequence::agree(
+            group,
+            {.batch = 2, .tokens = 4, .order = order, .positions = positions, .present = mine});
         std::vector<runs> const stripes{{{0, 4, 2}}, {{1, 4, 2}}};
         auto known = uly::sequence::of(2, stripes);
         known.pack({.documents = thirds, .present = present});
@@ -200,9 +197,9 @@ TEST_CASE("packing: what ranks say of their keys is checked, with one error on e
         }),
         "present must name one for each sample and key of the rank: rank 1 has 3, expected 4");
     all(agree_errors([&](int rank) {
-            return uly::sequence_options{
-                .tokens = 4,
-                .present = rank == 0 ? std::span<std::uint8_t const>{} : std::span(four)};
+            return uly::sequence_options{.tokens = 4,
+                                         .present = rank == 0 ? std::span<std::uint8_t const>{}
+                                                              : std::span(four)};
         }),
         "present must name one for each sample and key of the rank: rank 0 has 0, expected 4");
     all(agree_errors([&](int) {
@@ -210,9 +207,8 @@ TEST_CASE("packing: what ranks say of their keys is checked, with one error on e
                 .tokens = 4, .packing = {.present = eight}, .present = four};
         }),
         "present comes from the ranks' keys or from the packing, not from both: 8 in the packing");
-    all(agree_errors([&](int) {
-            return uly::sequence_options{.tokens = 4, .packing = {.present = four}};
-        }),
+    all(agree_errors(
+            [&](int) { return uly::sequence_options{.tokens = 4, .packing = {.present = four}}; }),
         "present must name one for each sample and key: 4 given, batch 1, 8 keys");
     bytes other = eight;
     other[3] = 0;

@@ -70,8 +70,9 @@ void check_features(shape const& layer, int ranks, where at) {
     need(layer.dropout != real{} && ranks > 1 && !layer.local_dropout_allowed, has.dropout,
          "dropout by global indices (its own drops others at another number of ranks; "
          "local_dropout_allowed takes it)");
-    need(layer.assignment == assignment::balanced && layer.heads % ranks != 0, has.row_range,
-         "row_range (or use assignment::whole_heads)");
+    need(layer.assignment == assignment::balanced && ranks > 1 &&
+             (layer.heads % ranks != 0 || !layer.head_windows.empty()),
+         has.row_range, "row_range (or use assignment::whole_heads)");
 }
 
 /// *Throws* `unsupported` naming what a step asks of a functor that has not got it.
