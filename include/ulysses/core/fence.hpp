@@ -41,16 +41,18 @@ enum class term : std::uint8_t {
     window_right,
     assignment,
     keep,
+    chunks,
+    overlap,
     scale,
     row_multiple,
     batch,
     queries,
     keys,
-    fence,   ///< which fence of the call: 0 before windows grow, 1 the first, 2 the second
+    fence,   ///< which fence of the call: 0 before windows grow, then 1, 2 and so on
     inbox,   ///< window that peers write: 0 the group's, else the call that made the context's
     outbox,  ///< window that peers read, likewise
 };
-inline constexpr std::size_t term_count = 19;
+inline constexpr std::size_t term_count = 21;
 
 constexpr std::string_view name(term which) {
     constexpr std::string_view names[term_count] = {"call",
@@ -64,6 +66,8 @@ constexpr std::string_view name(term which) {
                                                     "window.right",
                                                     "assignment",
                                                     "keep",
+                                                    "chunks",
+                                                    "overlap",
                                                     "scale",
                                                     "row_multiple",
                                                     "batch",

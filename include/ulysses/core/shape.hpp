@@ -49,6 +49,11 @@ struct shape {
     scale_factor scale = {};
     ulysses::assignment assignment = ulysses::assignment::balanced;
     ulysses::keep keep = ulysses::keep::exchanged;
+    /// Parts of the heads that exchange and attend one after the other, 1 .. kv_heads: the same
+    /// bits in memory for one part.
+    std::int64_t chunks = 1;
+    /// Exchanges a chunk while the one before it is computed, in memory for two.
+    bool overlap = false;
 
     friend constexpr bool operator==(shape const&, shape const&) = default;
 };
@@ -84,6 +89,9 @@ constexpr std::string_view broken_rule(shape const& s) {
     if (!(scale >= -std::numeric_limits<double>::max() &&
           scale <= std::numeric_limits<double>::max()))
         return "scale must be finite";
+    if (s.chunks < 1 || s.chunks > (s.kv_heads > 0 ? s.kv_heads : s.heads))
+        return "chunks must lie in 1 .. kv_heads";
+    if (s.overlap && s.chunks < 2) return "overlap needs at least 2 chunks";
     return {};
 }
 
@@ -102,7 +110,7 @@ inline shape checked(shape const& s, where at = where::here()) {
     if (auto const rule = detail::broken_rule(s); !rule.empty())
         raise(errc::invalid_shape, at, "shape", rule, "heads ", s.heads, ", kv_heads ", s.kv_heads,
               ", head_dim ", s.head_dim, ", value_dim ", s.value_dim, ", window ", s.window.left,
-              " and ", s.window.right, ", scale ", s.scale.value());
+              " and ", s.window.right, ", scale ", s.scale.value(), ", chunks ", s.chunks);
     return detail::completed(s);
 }
 

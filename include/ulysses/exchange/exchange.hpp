@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -57,6 +58,7 @@ class exchange {
     /// Begins a call: forgets what a failed one may have left listed.
     void begin(Observer& seen) {
         seen_ = &seen;
+        ticket_.reset();
         clear();
     }
 
@@ -125,6 +127,11 @@ class exchange {
 
     /// Writes what was listed for the peers. *Throws* `out_of_memory`.
     void send(queue_type queue) {
+        reserve(queue);
+        write(queue);
+    }
+    /// The first half of `send`: all of it that may fail. *Throws* `out_of_memory`.
+    void reserve(queue_type queue) {
         out_.reserve(queue);
         in_.reserve(queue);
         outgoing_.reserve(parts_.size());
@@ -138,22 +145,39 @@ class exchange {
             list(inward_, each.copy);
         }
         for (auto const& each : late_sources_) sources_[each.index].rows = in_.at(each.place);
-        execute(outward_, queue);
     }
+    /// The other half.
+    void write(queue_type queue) { execute(outward_, queue); }
 
     /// Makes what was written visible and every rank's status known; then moves the messages.
     /// *Blocking*. *Throws* the verdict, or what the transport reports.
     void publish(fence_status const& status) {
+        fence(status);
+        start();
+        wait();
+    }
+    /// The three parts of `publish`: the rendezvous, the begin of the messages, and their end. Between
+    /// the last two only messages of other exchanges may be begun.
+    void fence(fence_status const& status) {
         ranks_.fence(status);
         seen_->fence();
+    }
+    void start() {
         if constexpr (sends_messages<Comm>) {
             if (out_.empty() && in_.empty()) return;
             outgoing_.clear();
             incoming_.clear();
             out_.for_each([&](int peer, auto bytes) { outgoing_.push_back({peer, bytes}); });
             in_.for_each([&](int peer, auto bytes) { incoming_.push_back({peer, bytes}); });
-            ranks_.wait(ranks_.start(outgoing_, incoming_));
+            ticket_ = ranks_.start(outgoing_, incoming_);
         }
+    }
+    void wait() {
+        if constexpr (sends_messages<Comm>)
+            if (ticket_) {
+                auto started = *std::exchange(ticket_, std::nullopt);
+                ranks_.wait(std::move(started));
+            }
     }
 
     /// Reads what was listed from the peers.
@@ -179,7 +203,21 @@ class exchange {
     /// Bytes of memory for messages held on this rank.
     std::size_t message_bytes() const { return out_.held_bytes() + in_.held_bytes(); }
 
+    /// Whether messages go to `peer`, as the last call saw it; before the first, whether they may.
+    bool sends_to(int peer) const {
+        return sends_messages<Comm> && peer != ranks_.rank() &&
+               parts_[static_cast<std::size_t>(peer)] == nullptr;
+    }
+
    private:
+    /// What `start` returns, where there are messages.
+    static constexpr auto ticket_of() {
+        if constexpr (sends_messages<Comm>)
+            return std::type_identity<typename Comm::ticket_type>{};
+        else
+            return std::type_identity<std::nullptr_t>{};
+    }
+    using ticket_type = typename decltype(ticket_of())::type;
     using strides3 = std::array<std::int64_t, 3>;
     using messages = message_buffer<space_type>;
 
@@ -364,6 +402,7 @@ class exchange {
     std::vector<std::size_t> counts_;
     std::vector<sum_source> sources_;
     std::vector<late_source> late_sources_;
+    std::optional<ticket_type> ticket_;  ///< of messages on their way
     std::vector<std::byte*> parts_;  ///< of the operand that is being listed, by rank
 };
 

@@ -7,6 +7,7 @@
 #include <ulysses/plan/plan.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <string_view>
 
 /// Does the attention functor have what the layer asks for: at compile time for a fixed shape, at
@@ -34,7 +35,8 @@ consteval bool fixed_shape_fits() {
     return true;
 }
 
-/// *Throws* `unsupported` naming the feature that a completed shape asks of a functor without it.
+/// *Throws* `unsupported` naming the feature that a completed shape, exchanged in its chunks, asks of a
+/// functor without it.
 template <class Attention>
 void check_features(shape const& layer, int ranks, where at) {
     constexpr attention_features has = Attention::features;
@@ -48,7 +50,13 @@ void check_features(shape const& layer, int ranks, where at) {
     need(layer.window != window{}, has.window, "window");
     need(layer.kv_heads != layer.heads, has.grouped, "grouped");
     need(layer.value_dim != layer.head_dim, has.value_dim, "value_dim");
-    need(layer.assignment == assignment::balanced && layer.heads % ranks != 0, has.row_range,
+    auto const cut = [&](std::int64_t chunk) {
+        auto const kv_heads = head_chunk::of(layer, chunk).kv_heads.size();
+        return kv_heads * (layer.heads / layer.kv_heads) % ranks != 0;
+    };
+    // The first chunk is as small as any, the last as large.
+    auto const cuts = cut(0) || cut(layer.chunks - 1);
+    need(layer.assignment == assignment::balanced && cuts, has.row_range,
          "row_range (or use assignment::whole_heads)");
 }
 

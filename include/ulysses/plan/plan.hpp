@@ -3,6 +3,7 @@
 
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/fence.hpp>
+#include <ulysses/core/index_range.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/plan/blocks.hpp>
 #include <ulysses/plan/hash.hpp>
@@ -26,6 +27,18 @@
 /// `key_capacity` rows a head and batch, the same on every rank.
 namespace ulysses::inline ULYSSES_ABI {
 
+/// A part of a layer's heads that is exchanged and computed by itself: key-value heads and the query
+/// heads that read them.
+struct head_chunk {
+    index_range kv_heads;
+    std::int64_t first_query_row = 0;  ///< query rows that the rank computes in earlier chunks
+
+    /// Chunk `index` of a completed shape's; their sizes differ by one key-value head at most.
+    static constexpr head_chunk of(shape const& layer, std::int64_t index) {
+        return {{index * layer.kv_heads / layer.chunks, (index + 1) * layer.kv_heads / layer.chunks}};
+    }
+};
+
 class plan {
    public:
     /// Makes this the plan of `rank` in a group of `ranks`; allocates only when it outgrows the
@@ -33,6 +46,13 @@ class plan {
     /// own blocks).
     void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
                  std::int64_t row_multiple, where at = where::here()) {
+        rebuild(layer, step, ranks, rank, row_multiple, {{0, layer.kv_heads}}, at);
+    }
+
+    /// The plan of one chunk of the layer's heads, dealt to the ranks as a layer of so many heads would
+    /// be. Heads are counted over the whole layer in all that it lists.
+    void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
+                 std::int64_t row_multiple, head_chunk const& chunk, where at = where::here()) {
         if (step.ranks() != ranks)
             raise(errc::invalid_sequence, at, "plan", "the sequence must name the group's ranks",
                   "sequence of ", step.ranks(), " ranks, group of ", ranks);
@@ -46,6 +66,7 @@ class plan {
                   layer.heads, ", batch ", step.batch(), ", queries ", step.queries().total(),
                   ", keys ", step.keys().total());
         layer_ = layer;
+        chunk_ = chunk;
         ranks_ = ranks;
         rank_ = rank;
         row_multiple_ = row_multiple;
@@ -54,7 +75,7 @@ class plan {
         keys_ = step.keys().total();
         own_queries_ = step.queries().count(rank);
         own_keys_ = step.keys().count(rank);
-        holds_all_in_order_ = in_order(step.queries()) && in_order(step.keys());
+        holds_all_in_order_ = holds_all_in_order(step, rank);
         word_hash hash(step.hash());
         for (auto const word : terms()) hash.add(word);
         hash_ = hash.value();
@@ -62,14 +83,16 @@ class plan {
         samples_.assign(rule.samples.begin(), rule.samples.end());
         documents_.assign(rule.documents.begin(), rule.documents.end());
         rule_ = line::rule_of(layer, queries_, keys_);
-        deal(line(layer, rule, batch_, ranks, row_multiple,
+        deal(line(chunk_layer(), rule, batch_, ranks, row_multiple,
                   rule.uniform() ? row_weights(rule) : row_weights(rule, document_weights_)));
         list_blocks(step);
         list_sums(step);
         count_rows();
     }
 
+    /// The whole layer.
     shape const& layer() const { return layer_; }
+    head_chunk const& chunk() const { return chunk_; }
     int ranks() const { return ranks_; }
     int rank() const { return rank_; }
     std::int64_t batch() const { return batch_; }
@@ -80,6 +103,9 @@ class plan {
     std::int64_t own_keys() const { return own_keys_; }
     /// True when this rank's local tokens are the whole sequence in global order.
     bool holds_all_in_order() const { return holds_all_in_order_; }
+    static bool holds_all_in_order(sequence const& step, int rank) {
+        return rank < step.ranks() && in_order(step.queries(), rank) && in_order(step.keys(), rank);
+    }
     std::int64_t row_multiple() const { return row_multiple_; }
     /// Which keys each query row sees; points into this plan.
     visibility visible() const {
@@ -105,6 +131,8 @@ class plan {
         set(term::window_right, layer_.window.right);
         set(term::assignment, layer_.assignment);
         set(term::keep, layer_.keep);
+        set(term::chunks, layer_.chunks);
+        set(term::overlap, layer_.overlap);
         set(term::scale, layer_.scale.bits);
         set(term::row_multiple, row_multiple_);
         set(term::batch, batch_);
@@ -112,6 +140,7 @@ class plan {
         set(term::keys, keys_);
         return all;
     }
+    /// The same for all chunks of a call.
     std::uint64_t hash() const { return hash_; }
 
     work_items const& items(int rank) const {
@@ -138,10 +167,33 @@ class plan {
     plan_rows const& rows(int peer) const { return rows_[static_cast<std::size_t>(peer)]; }
 
    private:
-    bool in_order(token_orders const& orders) const {
-        auto const runs = orders.runs(rank_);
+    static bool in_order(token_orders const& orders, int rank) {
+        auto const runs = orders.runs(rank);
         return runs.size() == 1 && runs[0].count == orders.total() &&
                (runs[0].stride == 1 || runs[0].count == 1);
+    }
+
+    /// The chunk as a layer of its own.
+    shape chunk_layer() const {
+        auto part = layer_;
+        part.kv_heads = chunk_.kv_heads.size();
+        part.heads = part.kv_heads * (layer_.heads / layer_.kv_heads);
+        return part;
+    }
+
+    /// Items of the chunk's line, with heads counted over the whole layer.
+    work_items in_layer(work_items const& items) const {
+        auto const kv_head = chunk_.kv_heads.begin;
+        auto const head = kv_head * (layer_.heads / layer_.kv_heads);
+        work_items moved;
+        for (auto item : items) {
+            item.head_begin += head;
+            item.head_end += head;
+            item.kv_begin += kv_head;
+            item.kv_end += kv_head;
+            moved.add(item);
+        }
+        return moved;
     }
 
     void deal(line const& cuts) {
@@ -150,7 +202,7 @@ class plan {
         std::int64_t most_kv_heads = 0;
         for (int r = 0; r < ranks_; ++r) {
             auto& share = shares_[static_cast<std::size_t>(r)];
-            share = rank_share(cuts.items(r), batch_);
+            share = rank_share(in_layer(cuts.items(r)), batch_);
             query_region_rows_ = std::max(query_region_rows_, share.query_rows);
             key_capacity_ = std::max(key_capacity_, share.key_end - share.key_begin);
             most_kv_heads = std::max(most_kv_heads, share.kv_end - share.kv_begin);
@@ -293,7 +345,7 @@ class plan {
         key_returns_.clear();
         key_sums_.clear();
         sources_.clear();
-        for (std::int64_t head = 0; head < layer_.kv_heads;) {
+        for (auto head = chunk_.kv_heads.begin; head < chunk_.kv_heads.end;) {
             users_.clear();
             for (int peer = 0; peer < ranks_; ++peer) {
                 auto const& share = shares_[static_cast<std::size_t>(peer)];
@@ -368,6 +420,7 @@ class plan {
     }
 
     shape layer_;
+    head_chunk chunk_;
     int ranks_ = 0, rank_ = 0;
     std::int64_t row_multiple_ = 1;
     std::int64_t batch_ = 0, queries_ = 0, keys_ = 0, own_queries_ = 0, own_keys_ = 0;
