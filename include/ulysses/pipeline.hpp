@@ -99,8 +99,8 @@ class pipeline {
     ///
     /// *Shape*: sequence_local: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], o [B, s, Hq,
     /// Dv], where s are the tokens `step` gives this rank; head_local: all tokens, the heads of
-    /// this rank. *Blocking*: two fences over more than one rank. *Throws* `invalid_tensor` on
-    /// every rank when an operand on any of them does not fit.
+    /// this rank. *Blocking*: two fences over more than one rank, or those of its chunks. *Throws*
+    /// `invalid_tensor` on every rank when an operand on any of them does not fit.
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, Q const& q, K const& k, V const& v, O const& o,
                 where at = where::here()) {
@@ -274,8 +274,9 @@ class pipeline {
     plan const& planned(sequence const& step, std::int64_t chunk = 0, where at = where::here()) {
         plan_all(step, at);
         if (chunk < 0 || chunk >= static_cast<std::int64_t>(chunks_))
-            raise(errc::invalid_call, at, "pipeline", "a chunk must be one that the step's calls run",
-                  "chunk ", chunk, " of ", chunks_);
+            raise(errc::invalid_call, at, "pipeline",
+                  "a chunk must be one that the step's calls run", "chunk ", chunk, " of ",
+                  chunks_);
         return plans_[static_cast<std::size_t>(chunk)];
     }
 
@@ -325,7 +326,8 @@ class pipeline {
     };
     local_memory six_step_memory(context_type* saved) {
         auto const kept = saved != nullptr && layer_.keep != keep::nothing;
-        auto const kept_local = kept && (layer_.keep == keep::local || !pass_.exchanging(plans_[0]));
+        auto const kept_local =
+            kept && (layer_.keep == keep::local || !pass_.exchanging(plans_[0]));
         auto& qkv_q = kept_local ? saved->q : scratch_.q;
         auto& qkv_k = kept_local ? saved->k : scratch_.k;
         auto& qkv_v = kept_local ? saved->v : scratch_.v;
@@ -382,9 +384,9 @@ class pipeline {
             constexpr auto backward = differentiable_attention_for<Attention, T>;
             auto const& moves = plans_[0];
             auto const both = layer_.head_dim + layer_.value_dim;
-            auto const elements = moves.batch() * both *
-                                  (moves.own_queries() * layer_.heads +
-                                   moves.own_keys() * layer_.kv_heads);
+            auto const elements =
+                moves.batch() * both *
+                (moves.own_queries() * layer_.heads + moves.own_keys() * layer_.kv_heads);
             use.scratch += static_cast<std::size_t>(elements) * sizeof(T) * (backward ? 2 : 1);
             return use;
         } else {
@@ -432,14 +434,14 @@ class pipeline {
         auto const& moves = planned_by_all(step, pass_kind::attend, at);
         pass_.template forward<T>(
             in_use(), pass_kind::attend, saved, observer_, at, [&](auto& local) {
-            take_inputs(local, moves, "attend", q, k, v, at);
-            local.o = heads_of<T, Layout>(o, "o", at);
-            check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
-                         at);
-            check_apart("attend", "o", local.o, "q", local.q, at);
-            check_apart("attend", "o", local.o, "k", local.k, at);
-            check_apart("attend", "o", local.o, "v", local.v, at);
-        });
+                take_inputs(local, moves, "attend", q, k, v, at);
+                local.o = heads_of<T, Layout>(o, "o", at);
+                check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
+                             at);
+                check_apart("attend", "o", local.o, "q", local.q, at);
+                check_apart("attend", "o", local.o, "k", local.k, at);
+                check_apart("attend", "o", local.o, "v", local.v, at);
+            });
     }
 
     template <class X, class Weights, class Y>

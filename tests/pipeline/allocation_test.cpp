@@ -79,16 +79,15 @@ long steady_allocations(uly::threads::communicator const& c, Body const& body) {
 template <class T>
 void check_steady_state(uly::keep keep, int ranks, int64_t chunks = 1, bool overlap = false) {
     // Cut heads, shared key-value heads, an order of several runs, another step in between.
-    six_problem<T> const six(
-        1,
-        {.heads = 6,
-         .kv_heads = 2,
-         .head_dim = 4,
-         .mask = uly::mask::causal,
-         .keep = keep,
-         .chunks = chunks,
-         .overlap = overlap},
-        2, 21, 5);
+    six_problem<T> const six(1,
+                             {.heads = 6,
+                              .kv_heads = 2,
+                              .head_dim = 4,
+                              .mask = uly::mask::causal,
+                              .keep = keep,
+                              .chunks = chunks,
+                              .overlap = overlap},
+                             2, 21, 5);
     auto const p = make_problem<T>(1, six.layer, 2, 21);
     std::vector<long> seen(5, -1);
     run_ranks(ranks, [&](uly::threads::communicator c) {

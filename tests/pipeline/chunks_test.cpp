@@ -203,7 +203,8 @@ TEST_CASE("chunks: an error in any chunk is the same on every rank, and the grou
                         auto& mine = seen[static_cast<std::size_t>(c.rank())];
                         if (in_backward) {
                             forward(layer);
-                            mine = outcome_of([&] { attend_backward(failing, step, saved, local); });
+                            mine =
+                                outcome_of([&] { attend_backward(failing, step, saved, local); });
                         } else {
                             mine = outcome_of([&] { forward(failing); });
                             forward(layer);
@@ -226,8 +227,8 @@ TEST_CASE("chunks: an error in any chunk is the same on every rank, and the grou
 }
 
 TEST_CASE("chunks: what is wrong is found before the first chunk moves") {
-    auto const p = make_problem<double>(1, {.heads = 4, .head_dim = 3, .keep = uly::keep::local}, 1,
-                                        8);
+    auto const p =
+        make_problem<double>(1, {.heads = 4, .head_dim = 3, .keep = uly::keep::local}, 1, 8);
     std::vector<std::vector<outcome>> seen(2);
     run_ranks(2, [&](communicator c) {
         auto const me = static_cast<std::size_t>(c.rank());
@@ -235,12 +236,12 @@ TEST_CASE("chunks: what is wrong is found before the first chunk moves") {
         local_problem<double> local(p, step, c.rank());
         auto const call = [&](uly::shape const& layer, tensor<double> const& v) {
             uly::pipeline pipeline{c, uly::sequence_local{}, uly::reference_attention{}, layer};
-            seen[me].push_back(outcome_of([&] {
-                pipeline.attend(step, local.q, local.k, v, local.o);
-            }));
+            seen[me].push_back(
+                outcome_of([&] { pipeline.attend(step, local.q, local.k, v, local.o); }));
         };
         for (bool const overlap : {false, true})
-            call(chunked(p.layer, 4, overlap), c.rank() == 0 ? local.v : tensor<double>({1, 4, 4, 2}));
+            call(chunked(p.layer, 4, overlap),
+                 c.rank() == 0 ? local.v : tensor<double>({1, 4, 4, 2}));
         call(chunked(p.layer, c.rank() == 0 ? 4 : 2, false), local.v);
         call(chunked(p.layer, 2, c.rank() == 0), local.v);
         for (auto const value : local.o.memory) CHECK(std::isnan(value));
@@ -252,10 +253,11 @@ TEST_CASE("chunks: what is wrong is found before the first chunk moves") {
         CHECK(pipeline.chunks(step) == 4);
         CHECK(saved.log_sum_exp<double>(pipeline.planned(step, 3), 0).heads() == 1);
         for (int64_t const chunk : {int64_t{-1}, int64_t{4}})
-            CHECK(outcome_of([&] { static_cast<void>(pipeline.planned(step, chunk)); })
-                      .text.starts_with(uly::concat(
-                          "ulysses: pipeline: a chunk must be one that the step's calls run: chunk ",
-                          chunk, " of 4")));
+            CHECK(
+                outcome_of([&] { static_cast<void>(pipeline.planned(step, chunk)); })
+                    .text.starts_with(uly::concat(
+                        "ulysses: pipeline: a chunk must be one that the step's calls run: chunk ",
+                        chunk, " of 4")));
     });
     for (auto const& each : seen) {
         for (std::size_t i : {0u, 1u}) {
@@ -265,8 +267,9 @@ TEST_CASE("chunks: what is wrong is found before the first chunk moves") {
         }
         CHECK(each[2].text == "ulysses: fence: every rank must pass the same chunks: rank 0 has 4, "
                               "rank 1 has 2");
-        CHECK(each[3].text == "ulysses: fence: every rank must pass the same overlap: rank 0 has 1, "
-                              "rank 1 has 0");
+        CHECK(each[3].text ==
+              "ulysses: fence: every rank must pass the same overlap: rank 0 has 1, "
+              "rank 1 has 0");
     }
 }
 
@@ -280,7 +283,9 @@ struct recorder {
     };
     record* seen;
     int ranks;
-    void begin(uly::step_id) const noexcept { seen->most_open = std::max(seen->most_open, ++seen->open); }
+    void begin(uly::step_id) const noexcept {
+        seen->most_open = std::max(seen->most_open, ++seen->open);
+    }
     void end(uly::step_id) const noexcept { --seen->open; }
     void moved(int from, int to, std::size_t bytes) const noexcept {
         seen->moved.resize(static_cast<std::size_t>(ranks * ranks));
@@ -302,8 +307,9 @@ std::vector<std::size_t> sent_of(std::vector<recorder::record> const& records) {
 
 }  // namespace
 
-TEST_CASE("chunks: observers see the bytes of all plans, and the fences: two a chunk, or one and one "
-          "more where they overlap") {
+TEST_CASE(
+    "chunks: observers see the bytes of all plans, and the fences: two a chunk, or one and one "
+    "more where they overlap") {
     constexpr int ranks = 3;
     for (auto const policy : policies)
         for (bool const overlap : {false, true}) {
@@ -352,8 +358,8 @@ TEST_CASE("chunks: calls of layers with and without them follow each other over 
     for (std::uint64_t i = 0; i < 5; ++i) {
         uly::shape const layer{.heads = 8, .kv_heads = 4, .head_dim = i == 3 ? 9 : 4};
         int64_t const chunks[] = {4, 1, 4, 2, 3};
-        problems.push_back(make_problem<double>(
-            i, chunked(layer, chunks[i], i % 2 == 0), 1, i == 1 ? 30 : 17));
+        problems.push_back(
+            make_problem<double>(i, chunked(layer, chunks[i], i % 2 == 0), 1, i == 1 ? 30 : 17));
         problems.back().layer.keep = policies[i % 3];
         right.push_back(compute<uly::reference_attention>(
             problems.back(), equal_shares(problems.back().tokens, ranks)));
@@ -469,7 +475,8 @@ TEST_CASE("chunks: 8 take at most 0.15 of one's workspace, as reported and as al
 
 TEST_CASE("chunks: the workspace that is reported is the one that is used") {
     for (auto const policy : policies) {
-        allocated<float>({.heads = 6, .kv_heads = 3, .head_dim = 5, .keep = policy, .chunks = 2}, 40);
+        allocated<float>({.heads = 6, .kv_heads = 3, .head_dim = 5, .keep = policy, .chunks = 2},
+                         40);
         allocated<uly::bf16>({.heads = 6, .kv_heads = 3, .head_dim = 5, .keep = policy}, 40);
     }
     uly::pipeline floats{uly::serial{}, uly::sequence_local{}, failing_attention{},
@@ -500,7 +507,8 @@ TEST_CASE("chunks: the workspace that is reported is the one that is used") {
                                               c.shared_window_bytes(uly::arena::inbox) +
                                               c.shared_window_bytes(uly::arena::outbox);
                             CHECK(layer.workspace_bytes(step) == used);
-                            auto const line = uly::concat("workspace      ", used, " bytes: inbox ");
+                            auto const line =
+                                uly::concat("workspace      ", used, " bytes: inbox ");
                             CHECK(layer.describe(step).find(line) != std::string::npos);
                         };
                         if (!whole) {

@@ -553,7 +553,8 @@ TEST_CASE("plan: what no plan exists for is refused with its values") {
           std::string::npos);
 }
 
-TEST_CASE("plan: a chunk's is that of a layer of so many heads, with heads counted over the whole") {
+TEST_CASE(
+    "plan: a chunk's is that of a layer of so many heads, with heads counted over the whole") {
     std::vector<std::vector<uly::token_run>> const runs{{{0, 5}}, {}, {{5, 9}}};
     for (int64_t const chunks : {1, 2, 3, 5}) {
         auto const layer = uly::checked({.heads = 10,

@@ -37,6 +37,9 @@
 ///     backward   put dO      | send, publish, receive | backward: inbox -> dq, dk, dv outbox
 ///                get, sum    | send, publish, receive, add
 ///
+/// A pass in several chunks of heads is that for each chunk, or overlaps them: see
+/// pipeline/chunk_schedule.hpp.
+///
 /// Peers write an inbox only between passing a second fence and arriving at the next first one;
 /// owners write outboxes only between first and second. Inboxes and outboxes never share memory. So
 /// calls of any pipelines over one group follow each other safely with two fences each.
@@ -403,7 +406,7 @@ class exchange {
     std::vector<sum_source> sources_;
     std::vector<late_source> late_sources_;
     std::optional<ticket_type> ticket_;  ///< of messages on their way
-    std::vector<std::byte*> parts_;  ///< of the operand that is being listed, by rank
+    std::vector<std::byte*> parts_;      ///< of the operand that is being listed, by rank
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -22,8 +22,8 @@
 #include <utility>
 
 /// Steps 3 to 5 as one pass, forward and backward: the part of the pipeline that knows contexts and
-/// keep policies. Two fences a pass when ranks exchange; none when every rank already holds its
-/// heads.
+/// keep policies. Two fences a pass when ranks exchange, or those of its chunks; none when every rank
+/// already holds its heads.
 namespace ulysses::inline ULYSSES_ABI {
 
 template <class Comm, class Layout, class Attention, class Observer>
@@ -80,8 +80,8 @@ class attention_pass {
                 use.scratch += memory(query_extents<Layout>(moves, layer.value_dim), sizeof(T));
             if constexpr (!std::is_same_v<T, accumulator_t<T>>)
                 for (auto const dim : {layer.head_dim, layer.value_dim})
-                    use.scratch += memory(key_extents<Layout>(moves, dim),
-                                          sizeof(accumulator_t<T>));
+                    use.scratch +=
+                        memory(key_extents<Layout>(moves, dim), sizeof(accumulator_t<T>));
         }
         return use;
     }
@@ -146,8 +146,8 @@ class attention_pass {
         auto call = begin(moves, kind, dtype_of<T>, at);
         // Before windows grow: what a filled context holds must survive a refused call.
         call.guard([&] {
-            slots = window_slots::of<forward_regions, T>(
-                chunks, own_window ? chunks.size() : shared_slots(moves));
+            slots = window_slots::of<forward_regions, T>(chunks, own_window ? chunks.size()
+                                                                            : shared_slots(moves));
             if (saved != nullptr) saved->expect_empty(ranks_, at);
         });
         auto const memory = open(moves, call, own_window ? saved : nullptr, slots);
@@ -350,7 +350,9 @@ class attention_pass {
         lse.reserve(lse_bytes<T>(chunks, keeps_lse), queue());
     }
 
-    std::span<std::byte> functor_workspace() const { return {workspace_.data(), workspace_.bytes()}; }
+    std::span<std::byte> functor_workspace() const {
+        return {workspace_.data(), workspace_.bytes()};
+    }
 
     template <class U>
     static head_operand<U> in_place(tensor_view<U, Layout> const& local) {

@@ -35,7 +35,8 @@ struct head_chunk {
 
     /// Chunk `index` of a completed shape's; their sizes differ by one key-value head at most.
     static constexpr head_chunk of(shape const& layer, std::int64_t index) {
-        return {{index * layer.kv_heads / layer.chunks, (index + 1) * layer.kv_heads / layer.chunks}};
+        return {
+            {index * layer.kv_heads / layer.chunks, (index + 1) * layer.kv_heads / layer.chunks}};
     }
 };
 
