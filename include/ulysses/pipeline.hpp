@@ -13,7 +13,7 @@
 #include <ulysses/pipeline/operand_types.hpp>
 #include <ulysses/pipeline/operands.hpp>
 #include <ulysses/pipeline/workspace.hpp>
-#include <ulysses/plan/plan.hpp>
+#include <ulysses/plan/chunk_plans.hpp>
 #include <ulysses/projection/none.hpp>
 #include <ulysses/stage/project_in.hpp>
 #include <ulysses/stage/project_out.hpp>
@@ -26,7 +26,6 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace ulysses::inline ULYSSES_ABI {
 
@@ -128,7 +127,7 @@ class pipeline {
         observed_call const call(observer_, pass_kind::attend_backward);
         auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
         pass_.template backward<T>(
-            in_use(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep != keep::exchanged)
                     raise(errc::invalid_call, at, "attend_backward",
                           "keep::local and keep::nothing need q, k, v and o again",
@@ -156,7 +155,7 @@ class pipeline {
         observed_call const call(observer_, pass_kind::attend_backward);
         auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
         pass_.template backward<T>(
-            in_use(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep == keep::exchanged)
                     raise(errc::invalid_call, at, "attend_backward",
                           "keep::exchanged has kept q, k, v and o",
@@ -210,7 +209,7 @@ class pipeline {
         token_view<T const> x_view, dy_view;
         token_view<T> dx_view, dq, dk, dv, o;
         pass_.template backward<T>(
-            in_use(), pass_kind::backward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::backward, saved, observer_, at, [&](auto& local) {
                 x_view = tokens_of<T>(x, "backward: x", at);
                 dy_view = tokens_of<T>(dy, "backward: dy", at);
                 dx_view = tokens_of<T>(dx, "backward: dx", at);
@@ -266,24 +265,24 @@ class pipeline {
     /// exchanged.
     std::int64_t chunks(sequence const& step, where at = where::here()) {
         plan_all(step, at);
-        return static_cast<std::int64_t>(chunks_);
+        return static_cast<std::int64_t>(plans_.all().size());
     }
 
     /// The plan of a step on this rank, or of one of its chunks: items, blocks, rows for each peer. Valid
     /// until the next call.
     plan const& planned(sequence const& step, std::int64_t chunk = 0, where at = where::here()) {
         plan_all(step, at);
-        if (chunk < 0 || chunk >= static_cast<std::int64_t>(chunks_))
+        if (chunk < 0 || chunk >= static_cast<std::int64_t>(plans_.all().size()))
             raise(errc::invalid_call, at, "pipeline",
                   "a chunk must be one that the step's calls run", "chunk ", chunk, " of ",
-                  chunks_);
-        return plans_[static_cast<std::size_t>(chunk)];
+                  plans_.all().size());
+        return plans_.all()[static_cast<std::size_t>(chunk)];
     }
 
     /// Text: shape, items, bytes and the way each step takes, for elements of `type`.
     std::string describe(sequence const& step, dtype type = dtype::f32, where at = where::here()) {
         plan_all(step, at);
-        return ulysses::describe(in_use(), Layout::name, type, pass_.exchanging(plans_[0]),
+        return ulysses::describe(plans_.all(), Layout::name, type, pass_.exchanging(plans_.first()),
                                  workspace(type));
     }
 
@@ -327,7 +326,7 @@ class pipeline {
     local_memory six_step_memory(context_type* saved) {
         auto const kept = saved != nullptr && layer_.keep != keep::nothing;
         auto const kept_local =
-            kept && (layer_.keep == keep::local || !pass_.exchanging(plans_[0]));
+            kept && (layer_.keep == keep::local || !pass_.exchanging(plans_.first()));
         auto& qkv_q = kept_local ? saved->q : scratch_.q;
         auto& qkv_k = kept_local ? saved->k : scratch_.k;
         auto& qkv_v = kept_local ? saved->v : scratch_.v;
@@ -336,29 +335,14 @@ class pipeline {
 
     static constexpr bool six_steps = !std::is_same_v<Projection, no_projection>;
 
-    std::span<plan const> in_use() const { return std::span(plans_).first(chunks_); }
-
     void plan_all(sequence const& step, where at) {
-        if (!planned_ || planned_hash_ != step.hash()) {
-            planned_ = false;
-            chunks_ = pass_.exchanging(step) ? static_cast<std::size_t>(layer_.chunks) : 1;
-            if (plans_.size() < chunks_) plans_.resize(chunks_);
-            std::int64_t rows = 0;
-            for (std::size_t c = 0; c < chunks_; ++c) {
-                auto chunk = chunks_ == 1 ? head_chunk{{0, layer_.kv_heads}}
-                                          : head_chunk::of(layer_, static_cast<std::int64_t>(c));
-                chunk.first_query_row = rows;
-                plans_[c].rebuild(layer_, step, ranks().size(), ranks().rank(),
-                                  pass_.attention().row_multiple(), chunk, at);
-                rows += plans_[c].own_query_rows();
-            }
-            check_step_features<Attention>(plans_[0], at);
-            planned_hash_ = step.hash();
-            planned_ = true;
-        }
+        if (!plans_.fit(step))
+            plans_.rebuild(layer_, pass_.exchanging(step) ? layer_.chunks : 1, step, ranks().size(),
+                           ranks().rank(), pass_.attention().row_multiple(), at,
+                           [&](plan const& first) { check_step_features<Attention>(first, at); });
         if constexpr (std::is_same_v<Layout, head_local>)
-            for (auto const& item : plans_[0].items())
-                if (item.work.rows() != plans_[0].queries())
+            for (auto const& item : plans_.first().items())
+                if (item.work.rows() != plans_.first().queries())
                     raise(errc::invalid_shape, at, "pipeline",
                           "head_local operands need whole heads on every rank "
                           "(assignment::whole_heads)",
@@ -379,10 +363,10 @@ class pipeline {
     template <class T>
     std::optional<workspace_use> workspace_of() const {
         if constexpr (attention_for<Attention, T>) {
-            auto use = pass_.template workspace<T>(in_use(), six_steps);
+            auto use = pass_.template workspace<T>(plans_.all(), six_steps);
             if (!six_steps) return use;
             constexpr auto backward = differentiable_attention_for<Attention, T>;
-            auto const& moves = plans_[0];
+            auto const& moves = plans_.first();
             auto const both = layer_.head_dim + layer_.value_dim;
             auto const elements =
                 moves.batch() * both *
@@ -400,7 +384,7 @@ class pipeline {
         fence_status status;
         guarded(status, name(kind), at, [&] { plan_all(step, at); });
         if (status.code != errc::none) pass_.refuse(status);
-        return plans_[0];
+        return plans_.first();
     }
 
     /// Runs what follows a call's last fence: an error in it leaves the call on this rank alone.
@@ -433,7 +417,7 @@ class pipeline {
         observed_call const call(observer_, pass_kind::attend);
         auto const& moves = planned_by_all(step, pass_kind::attend, at);
         pass_.template forward<T>(
-            in_use(), pass_kind::attend, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::attend, saved, observer_, at, [&](auto& local) {
                 take_inputs(local, moves, "attend", q, k, v, at);
                 local.o = heads_of<T, Layout>(o, "o", at);
                 check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
@@ -459,7 +443,7 @@ class pipeline {
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
         pass_.template forward<T>(
-            in_use(), pass_kind::forward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::forward, saved, observer_, at, [&](auto& local) {
                 token_view<T const> const x_view = tokens_of<T>(x, "forward: x", at);
                 y_view = tokens_of<T>(y, "forward: y", at);
                 extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
@@ -496,10 +480,7 @@ class pipeline {
     attention_pass<Comm, Layout, Attention, Observer> pass_;
     [[no_unique_address]] Projection projection_;
     [[no_unique_address]] Observer observer_;
-    std::vector<plan> plans_;  ///< of the planned step's chunks; more where another had more
-    std::size_t chunks_ = 0;
-    bool planned_ = false;
-    std::uint64_t planned_hash_ = 0;
+    chunk_plans plans_;
     scratch scratch_;
 };
 

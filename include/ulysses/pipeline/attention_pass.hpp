@@ -51,39 +51,13 @@ class attention_pass {
                (ranks_.size() > 1 || !plan::holds_all_in_order(step, ranks_.rank()));
     }
 
-    /// What the passes of a step need on this rank, forward and backward; `six_steps` brings o.
+    /// What the passes of a step need on this rank, forward and backward.
     template <class T>
     workspace_use workspace(std::span<plan const> chunks, bool six_steps) const {
-        constexpr auto backward = differentiable_attention_for<Attention, T>;
-        auto const& moves = chunks[0];
-        auto const& layer = moves.layer();
-        workspace_use use;
-        use.attention = most_workspace_bytes<T>(attention_, chunks);
-        use.scratch = lse_bytes<T>(chunks, false);
-        if (exchanging(moves)) {
-            auto const forward = window_slots::of<forward_regions, T>(chunks, shared_slots(moves));
-            use.inbox = forward.inbox();
-            use.outbox = forward.outbox();
-            if (backward) {
-                auto const slots =
-                    window_slots::of<backward_regions, T>(chunks, shared_slots(moves));
-                use.inbox = std::max(use.inbox, slots.inbox());
-                use.outbox = std::max(use.outbox, slots.outbox());
-            }
-            use.messages = message_bytes<T>(chunks, backward, six_steps,
-                                            [&](int peer) { return moving_.sends_to(peer); });
-        } else if (backward) {
-            auto const memory = [](extents4 const& extents, std::size_t size) {
-                return static_cast<std::size_t>(head_view<T>(nullptr, extents).size()) * size;
-            };
-            if (layer.keep == keep::nothing && !six_steps)
-                use.scratch += memory(query_extents<Layout>(moves, layer.value_dim), sizeof(T));
-            if constexpr (!std::is_same_v<T, accumulator_t<T>>)
-                for (auto const dim : {layer.head_dim, layer.value_dim})
-                    use.scratch +=
-                        memory(key_extents<Layout>(moves, dim), sizeof(accumulator_t<T>));
-        }
-        return use;
+        if (exchanging(chunks[0]))
+            return exchanged_use<T>(attention_, chunks, six_steps,
+                                    [&](int peer) { return moving_.sends_to(peer); });
+        return in_place_use<T, Layout>(attention_, chunks[0], six_steps);
     }
 
     /// Bytes of scratch memory held on this rank, shared windows not counted.

@@ -1,7 +1,12 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/attention.hpp>
 #include <ulysses/core/number.hpp>
+#include <ulysses/core/tensor_view.hpp>
+#include <ulysses/exchange/regions.hpp>
+#include <ulysses/pipeline/chunk_schedule.hpp>
+#include <ulysses/pipeline/operands.hpp>
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/stage/attend.hpp>
 
@@ -9,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 /// What memory the calls of a step need on a rank, beside operands and contexts.
 namespace ulysses::inline ULYSSES_ABI {
@@ -116,6 +122,43 @@ std::size_t message_bytes(std::span<plan const> chunks, bool backward, bool six_
                 bytes_of_rows::backward_to_tokens<T>(layer, six_steps));
     }
     return forth.out + forth.in + back.out + back.in;
+}
+
+/// Of the passes of a step whose operands are exchanged, forward and backward if the functor has it.
+template <class T, class Attention, class SendsTo>
+workspace_use exchanged_use(Attention const& attention, std::span<plan const> chunks,
+                            bool six_steps, SendsTo const& sends_to) {
+    constexpr auto backward = differentiable_attention_for<Attention, T>;
+    workspace_use use;
+    use.attention = most_workspace_bytes<T>(attention, chunks);
+    use.scratch = lse_bytes<T>(chunks, false);
+    use.messages = message_bytes<T>(chunks, backward, six_steps, sends_to);
+    auto const add = [&](window_slots const& slots) {
+        use.inbox = std::max(use.inbox, slots.inbox());
+        use.outbox = std::max(use.outbox, slots.outbox());
+    };
+    add(window_slots::of<forward_regions, T>(chunks, shared_slots(chunks[0])));
+    if (backward) add(window_slots::of<backward_regions, T>(chunks, shared_slots(chunks[0])));
+    return use;
+}
+
+/// Of those that run in place: o that is computed again, gradients of keys that are rounded at the end.
+template <class T, class Layout, class Attention>
+workspace_use in_place_use(Attention const& attention, plan const& moves, bool six_steps) {
+    auto const& layer = moves.layer();
+    workspace_use use;
+    use.attention = most_workspace_bytes<T>(attention, {&moves, 1});
+    use.scratch = lse_bytes<T>({&moves, 1}, false);
+    if (!differentiable_attention_for<Attention, T>) return use;
+    auto const elements = [](extents4 const& extents) {
+        return static_cast<std::size_t>(tensor_view<T, Layout>(nullptr, extents).size());
+    };
+    if (layer.keep == keep::nothing && !six_steps)
+        use.scratch += elements(query_extents<Layout>(moves, layer.value_dim)) * sizeof(T);
+    if (!std::is_same_v<T, accumulator_t<T>>)
+        for (auto const dim : {layer.head_dim, layer.value_dim})
+            use.scratch += elements(key_extents<Layout>(moves, dim)) * sizeof(accumulator_t<T>);
+    return use;
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -3,10 +3,10 @@
 
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/fence.hpp>
-#include <ulysses/core/index_range.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/plan/blocks.hpp>
 #include <ulysses/plan/hash.hpp>
+#include <ulysses/plan/head_chunk.hpp>
 #include <ulysses/plan/line.hpp>
 #include <ulysses/plan/sequence.hpp>
 #include <ulysses/plan/share.hpp>
@@ -26,19 +26,6 @@
 /// [head, batch, row]; its *key region* holds its key-value heads as [head, batch, key], with
 /// `key_capacity` rows a head and batch, the same on every rank.
 namespace ulysses::inline ULYSSES_ABI {
-
-/// A part of a layer's heads that is exchanged and computed by itself: key-value heads and the query
-/// heads that read them.
-struct head_chunk {
-    index_range kv_heads;
-    std::int64_t first_query_row = 0;  ///< query rows that the rank computes in earlier chunks
-
-    /// Chunk `index` of a completed shape's; their sizes differ by one key-value head at most.
-    static constexpr head_chunk of(shape const& layer, std::int64_t index) {
-        return {
-            {index * layer.kv_heads / layer.chunks, (index + 1) * layer.kv_heads / layer.chunks}};
-    }
-};
 
 class plan {
    public:
@@ -84,7 +71,7 @@ class plan {
         samples_.assign(rule.samples.begin(), rule.samples.end());
         documents_.assign(rule.documents.begin(), rule.documents.end());
         rule_ = line::rule_of(layer, queries_, keys_);
-        deal(line(chunk_layer(), rule, batch_, ranks, row_multiple,
+        deal(line(chunk.alone(layer), rule, batch_, ranks, row_multiple,
                   rule.uniform() ? row_weights(rule) : row_weights(rule, document_weights_)));
         list_blocks(step);
         list_sums(step);
@@ -172,14 +159,6 @@ class plan {
         auto const runs = orders.runs(rank);
         return runs.size() == 1 && runs[0].count == orders.total() &&
                (runs[0].stride == 1 || runs[0].count == 1);
-    }
-
-    /// The chunk as a layer of its own.
-    shape chunk_layer() const {
-        auto part = layer_;
-        part.kv_heads = chunk_.kv_heads.size();
-        part.heads = part.kv_heads * (layer_.heads / layer_.kv_heads);
-        return part;
     }
 
     /// Items of the chunk's line, with heads counted over the whole layer.
