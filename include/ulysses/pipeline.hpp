@@ -12,12 +12,16 @@
 #include <ulysses/pipeline/features.hpp>
 #include <ulysses/pipeline/operand_types.hpp>
 #include <ulysses/pipeline/operands.hpp>
-#include <ulysses/plan/plan.hpp>
+#include <ulysses/pipeline/workspace.hpp>
+#include <ulysses/plan/chunk_plans.hpp>
 #include <ulysses/projection/none.hpp>
 #include <ulysses/stage/project_in.hpp>
 #include <ulysses/stage/project_out.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -86,7 +90,9 @@ class pipeline {
         if (pass_.ranks().size() < 1)
             raise(errc::invalid_call, at, "pipeline", "a communicator must name a group",
                   "its size is ", pass_.ranks().size());
-        check_features<Attention>(layer_, pass_.ranks().size(), at);
+        auto exchanged = layer_;
+        if constexpr (std::is_same_v<Layout, head_local>) exchanged.chunks = 1;
+        check_features<Attention>(exchanged, pass_.ranks().size(), at);
     }
 
     Comm const& ranks() const { return pass_.ranks(); }
@@ -101,8 +107,8 @@ class pipeline {
     ///
     /// *Shape*: sequence_local: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], o [B, s, Hq,
     /// Dv], where s are the tokens `step` gives this rank; head_local: all tokens, the heads of
-    /// this rank. *Blocking*: two fences over more than one rank. *Throws* `invalid_tensor` on
-    /// every rank when an operand on any of them does not fit.
+    /// this rank. *Blocking*: two fences over more than one rank, or those of its chunks. *Throws*
+    /// `invalid_tensor` on every rank when an operand on any of them does not fit.
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, Q const& q, K const& k, V const& v, O const& o,
                 logit_inputs const& logits = {}, where at = where::here()) {
@@ -133,14 +139,14 @@ class pipeline {
         observed_call const call(observer_, pass_kind::attend_backward);
         auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
         pass_.template backward<T>(
-            moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep != keep::exchanged)
                     raise(errc::invalid_call, at, "attend_backward",
                           "keep::local and keep::nothing need q, k, v and o again",
                           "they were not given, the layer has keep::", kept());
                 take_gradients(local, moves, dout, dq, dk, dv, at);
                 take_logits(local, moves, "attend_backward", logits, dlogits, at);
-                if (!pass_.exchanging(plan_)) {
+                if (!pass_.exchanging(moves)) {
                     local.q = packed<T>(saved.q, query_extents<Layout>(moves, layer_.head_dim));
                     local.k = packed<T>(saved.k, key_extents<Layout>(moves, layer_.head_dim));
                     local.v = packed<T>(saved.v, key_extents<Layout>(moves, layer_.value_dim));
@@ -164,7 +170,7 @@ class pipeline {
         observed_call const call(observer_, pass_kind::attend_backward);
         auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
         pass_.template backward<T>(
-            moves, pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
                 if (layer_.keep == keep::exchanged)
                     raise(errc::invalid_call, at, "attend_backward",
                           "keep::exchanged has kept q, k, v and o",
@@ -220,7 +226,7 @@ class pipeline {
         token_view<T const> x_view, dy_view;
         token_view<T> dx_view, dq, dk, dv, o;
         pass_.template backward<T>(
-            moves, pass_kind::backward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::backward, saved, observer_, at, [&](auto& local) {
                 x_view = tokens_of<T>(x, "backward: x", at);
                 dy_view = tokens_of<T>(dy, "backward: dy", at);
                 dx_view = tokens_of<T>(dx, "backward: dx", at);
@@ -246,7 +252,7 @@ class pipeline {
                 o = packed<T>(layer_.keep == keep::nothing ? scratch_.o : saved.o,
                               query_extents<Layout>(moves, layer_.value_dim));
                 local.o = o;
-                if (layer_.keep != keep::exchanged || !pass_.exchanging(plan_)) {
+                if (layer_.keep != keep::exchanged || !pass_.exchanging(moves)) {
                     auto const q = packed<T>(*memory.q, query);
                     auto const k = packed<T>(*memory.k, key);
                     auto const v =
@@ -273,31 +279,45 @@ class pipeline {
         });
     }
 
-    /// The plan of a step on this rank: items, blocks, rows for each peer. Valid until the next
-    /// call.
-    plan const& planned(sequence const& step, where at = where::here()) {
-        if (!planned_ || planned_hash_ != step.hash()) {
-            planned_ = false;
-            plan_.rebuild(layer_, step, ranks().size(), ranks().rank(),
-                          pass_.attention().row_multiple(), at);
-            check_step_features<Attention>(plan_, at);
-            planned_hash_ = step.hash();
-            planned_ = true;
-        }
-        if constexpr (std::is_same_v<Layout, head_local>)
-            for (auto const& item : plan_.items())
-                if (item.work.rows() != plan_.queries())
-                    raise(errc::invalid_shape, at, "pipeline",
-                          "head_local operands need whole heads on every rank "
-                          "(assignment::whole_heads)",
-                          layer_.heads, " heads on ", ranks().size(), " ranks");
-        return plan_;
+    /// How many chunks of heads the calls of a step run in: `shape::chunks`, or 1 where nothing is
+    /// exchanged.
+    std::int64_t chunks(sequence const& step, where at = where::here()) {
+        plan_all(step, at);
+        return static_cast<std::int64_t>(plans_.all().size());
+    }
+
+    /// The plan of a step on this rank, or of one of its chunks: items, blocks, rows for each peer. Valid
+    /// until the next call.
+    plan const& planned(sequence const& step, std::int64_t chunk = 0, where at = where::here()) {
+        plan_all(step, at);
+        if (chunk < 0 || chunk >= static_cast<std::int64_t>(plans_.all().size()))
+            raise(errc::invalid_call, at, "pipeline",
+                  "a chunk must be one that the step's calls run", "chunk ", chunk, " of ",
+                  plans_.all().size());
+        return plans_.all()[static_cast<std::size_t>(chunk)];
     }
 
     /// Text: shape, items, bytes and the way each step takes, for elements of `type`.
-    std::string describe(sequence const& step, dtype type = dtype::f32) {
-        auto const& moves = planned(step);
-        return ulysses::describe(moves, Layout::name, type, pass_.exchanging(moves));
+    std::string describe(sequence const& step, dtype type = dtype::f32, where at = where::here()) {
+        plan_all(step, at);
+        return ulysses::describe(plans_.all(), Layout::name, type, pass_.exchanging(plans_.first()),
+                                 workspace(type));
+    }
+
+    /// Bytes of memory that the calls of a step need on this rank for elements of `type`: the group's
+    /// windows, which its other pipelines use as well, and what this pipeline holds once it has made
+    /// each call that it can make, forward and backward. Operands and contexts are not counted; with a
+    /// projection, q, k, v, o and their gradients are, which all chunks share. Until the group has
+    /// exchanged once it is not known who reaches whom: where messages may be sent, they are counted.
+    /// Not collective. *Throws* `unsupported` for elements that the functor does not take.
+    std::size_t workspace_bytes(sequence const& step, dtype type = dtype::f32,
+                                where at = where::here()) {
+        plan_all(step, at);
+        auto const use = workspace(type);
+        if (!use)
+            raise(errc::unsupported, at, "workspace_bytes",
+                  "the attention functor must take the elements", name(type));
+        return use->total();
     }
 
     /// Bytes of scratch memory this pipeline holds on this rank, shared windows and contexts not
@@ -323,19 +343,66 @@ class pipeline {
     };
     local_memory six_step_memory(context_type* saved) {
         auto const kept = saved != nullptr && layer_.keep != keep::nothing;
-        auto const kept_local = kept && (layer_.keep == keep::local || !pass_.exchanging(plan_));
+        auto const kept_local =
+            kept && (layer_.keep == keep::local || !pass_.exchanging(plans_.first()));
         auto& qkv_q = kept_local ? saved->q : scratch_.q;
         auto& qkv_k = kept_local ? saved->k : scratch_.k;
         auto& qkv_v = kept_local ? saved->v : scratch_.v;
         return {&qkv_q, &qkv_k, &qkv_v, kept ? &saved->o : &scratch_.o};
     }
 
-    /// The plan of a collective call: a step that has none on this rank is an error on every rank.
+    static constexpr bool six_steps = !std::is_same_v<Projection, no_projection>;
+
+    void plan_all(sequence const& step, where at) {
+        if (!plans_.fit(step))
+            plans_.rebuild(layer_, pass_.exchanging(step) ? layer_.chunks : 1, step, ranks().size(),
+                           ranks().rank(), pass_.attention().row_multiple(), at,
+                           [&](plan const& first) { check_step_features<Attention>(first, at); });
+        if constexpr (std::is_same_v<Layout, head_local>)
+            for (auto const& item : plans_.first().items())
+                if (item.work.rows() != plans_.first().queries())
+                    raise(errc::invalid_shape, at, "pipeline",
+                          "head_local operands need whole heads on every rank "
+                          "(assignment::whole_heads)",
+                          layer_.heads, " heads on ", ranks().size(), " ranks");
+    }
+
+    /// Of the step that is planned; nothing for elements that the functor does not take.
+    std::optional<workspace_use> workspace(dtype type) const {
+        switch (type) {
+            case dtype::f64: return workspace_of<double>();
+            case dtype::f32: return workspace_of<float>();
+            case dtype::f16: return workspace_of<half>();
+            case dtype::bf16: return workspace_of<bf16>();
+            case dtype::none: break;
+        }
+        return {};
+    }
+    template <class T>
+    std::optional<workspace_use> workspace_of() const {
+        if constexpr (attention_for<Attention, T>) {
+            auto use = pass_.template workspace<T>(plans_.all(), six_steps);
+            if (!six_steps) return use;
+            constexpr auto backward = differentiable_attention_for<Attention, T>;
+            auto const& moves = plans_.first();
+            auto const both = layer_.head_dim + layer_.value_dim;
+            auto const elements =
+                moves.batch() * both *
+                (moves.own_queries() * layer_.heads + moves.own_keys() * layer_.kv_heads);
+            use.scratch += static_cast<std::size_t>(elements) * sizeof(T) * (backward ? 2 : 1);
+            return use;
+        } else {
+            return {};
+        }
+    }
+
+    /// The plan, of the first chunk, of a collective call: a step that has none on this rank is an error
+    /// on every rank.
     plan const& planned_by_all(sequence const& step, pass_kind kind, where at) {
         fence_status status;
-        guarded(status, name(kind), at, [&] { planned(step, at); });
+        guarded(status, name(kind), at, [&] { plan_all(step, at); });
         if (status.code != errc::none) pass_.refuse(status);
-        return plan_;
+        return plans_.first();
     }
 
     template <class T>
@@ -372,17 +439,18 @@ class pipeline {
         static_assert(mutable_outputs<O>());
         observed_call const call(observer_, pass_kind::attend);
         auto const& moves = planned_by_all(step, pass_kind::attend, at);
-        pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
-            take_inputs(local, moves, "attend", q, k, v, at);
-            local.o = heads_of<T, Layout>(o, "o", at);
-            check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
-                         at);
-            check_apart("attend", "o", local.o, "q", local.q, at);
-            check_apart("attend", "o", local.o, "k", local.k, at);
-            check_apart("attend", "o", local.o, "v", local.v, at);
-            check_logits(moves, "attend", logits, saved != nullptr, at);
-            local.logits = logits;
-        });
+        pass_.template forward<T>(
+            plans_.all(), pass_kind::attend, saved, observer_, at, [&](auto& local) {
+                take_inputs(local, moves, "attend", q, k, v, at);
+                local.o = heads_of<T, Layout>(o, "o", at);
+                check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
+                             at);
+                check_apart("attend", "o", local.o, "q", local.q, at);
+                check_apart("attend", "o", local.o, "k", local.k, at);
+                check_apart("attend", "o", local.o, "v", local.v, at);
+                check_logits(moves, "attend", logits, saved != nullptr, at);
+                local.logits = logits;
+            });
     }
 
     template <class X, class Weights, class Y>
@@ -400,7 +468,7 @@ class pipeline {
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
         pass_.template forward<T>(
-            moves, pass_kind::forward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::forward, saved, observer_, at, [&](auto& local) {
                 token_view<T const> const x_view = tokens_of<T>(x, "forward: x", at);
                 y_view = tokens_of<T>(y, "forward: y", at);
                 extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
@@ -439,9 +507,7 @@ class pipeline {
     attention_pass<Comm, Layout, Attention, Observer> pass_;
     [[no_unique_address]] Projection projection_;
     [[no_unique_address]] Observer observer_;
-    plan plan_;
-    bool planned_ = false;
-    std::uint64_t planned_hash_ = 0;
+    chunk_plans plans_;
     scratch scratch_;
 };
 

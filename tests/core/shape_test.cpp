@@ -66,12 +66,20 @@ TEST_CASE("shape: each rule is refused with all values") {
          "both sides of a window must lie in -1 .. 2^31 - 1"},
         {{.heads = 3, .head_dim = 4, .window = {-2, 0}},
          "both sides of a window must lie in -1 .. 2^31 - 1"},
+        {{.heads = 4, .head_dim = 4, .chunks = 0}, "chunks must lie in 1 .. kv_heads"},
+        {{.heads = 4, .head_dim = 4, .chunks = 5}, "chunks must lie in 1 .. kv_heads"},
+        {{.heads = 4, .kv_heads = 2, .head_dim = 4, .chunks = 3},
+         "chunks must lie in 1 .. kv_heads"},
+        {{.heads = 4, .head_dim = 4, .overlap = true}, "overlap needs at least 2 chunks"},
     };
     for (auto const& each : cases) {
         auto const text = refusal_of(each.given);
         INFO(text);
         CHECK(text.starts_with(std::string("ulysses: shape: ") + each.rule + ": heads "));
     }
+    CHECK(refusal_of({.heads = 4, .head_dim = 4, .chunks = 4, .overlap = true}).empty());
+    CHECK(refusal_of({.heads = 4, .head_dim = 4, .chunks = 9}).find(", chunks 9") !=
+          std::string::npos);
     auto const text = refusal_of({.heads = 12, .kv_heads = 5, .head_dim = 7, .value_dim = 9});
     CHECK(text.find("heads 12, kv_heads 5, head_dim 7, value_dim 9") != std::string::npos);
     CHECK(text.find("shape_test.cpp:") != std::string::npos);

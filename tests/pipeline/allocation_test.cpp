@@ -77,11 +77,17 @@ long steady_allocations(uly::threads::communicator const& c, Body const& body) {
 }
 
 template <class T>
-void check_steady_state(uly::keep keep, int ranks) {
+void check_steady_state(uly::keep keep, int ranks, int64_t chunks = 1, bool overlap = false) {
     // Cut heads, shared key-value heads, an order of several runs, another step in between.
-    six_problem<T> const six(
-        1, {.heads = 6, .kv_heads = 2, .head_dim = 4, .mask = uly::mask::causal, .keep = keep}, 2,
-        21, 5);
+    six_problem<T> const six(1,
+                             {.heads = 6,
+                              .kv_heads = 2,
+                              .head_dim = 4,
+                              .mask = uly::mask::causal,
+                              .keep = keep,
+                              .chunks = chunks,
+                              .overlap = overlap},
+                             2, 21, 5);
     auto const p = make_problem<T>(1, six.layer, 2, 21);
     std::vector<long> seen(6, -1);
     run_ranks(ranks, [&](uly::threads::communicator c) {
@@ -165,6 +171,8 @@ TEST_CASE("allocation: a steady state allocates nothing") {
             CAPTURE(static_cast<int>(keep));
             CAPTURE(ranks);
             check_steady_state<float>(keep, ranks);
+            for (bool const overlap : {false, true})
+                check_steady_state<float>(keep, ranks, 2, overlap);
         }
 }
 

@@ -291,8 +291,8 @@ void compute_rank(Comm const& ranks, problem<T> const& p, ulysses::sequence cons
     auto saved = layer.make_context();
     local_problem<T> local(p, step, ranks.rank());
     layer.attend(step, saved, local.q, local.k, local.v, local.o, local.logits);
-    if (p.layer.keep != ulysses::keep::nothing)
-        collect_log_sum_exp<T>(saved, layer.planned(step), whole.lse);
+    for (int64_t c = 0; c < layer.chunks(step) && p.layer.keep != ulysses::keep::nothing; ++c)
+        collect_log_sum_exp<T>(saved, layer.planned(step, c), whole.lse);
     attend_backward(layer, step, saved, local);
     local.put_back_into(whole, step, ranks.rank());
 }

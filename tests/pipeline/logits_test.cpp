@@ -148,8 +148,14 @@ TEST_CASE("logits: every transform with every mask and every other, at any numbe
             check_bounds(alone, exact, allowed);
             for (int ranks : {2 + static_cast<int>(seed % 3), 5 + static_cast<int>(seed % 4)}) {
                 CAPTURE(ranks);
+                // In chunks of heads as well, and under any keep policy.
+                auto dealt = p;
+                dealt.layer.chunks = 1 + below(random, p.layer.kv_heads);
+                dealt.layer.overlap = dealt.layer.chunks > 1 && below(random, 2) == 0;
+                dealt.layer.keep = uly::keep{static_cast<std::uint8_t>(below(random, 2))};
+                CAPTURE(dealt.layer.chunks);
                 auto const many =
-                    compute<builtin_attention>(p, random_orders(random, p.tokens, ranks));
+                    compute<builtin_attention>(dealt, random_orders(random, p.tokens, ranks));
                 CHECK(same_bits(many.o, alone.o));
                 CHECK(same_bits(many.lse, alone.lse));
                 CHECK(same_bits(many.dq, alone.dq));

@@ -574,3 +574,67 @@ TEST_CASE("plan: what no plan exists for is refused with its values") {
           }).find("a layer must stay below 2^62 rows: heads 4, batch 2147483647") !=
           std::string::npos);
 }
+
+TEST_CASE(
+    "plan: a chunk's is that of a layer of so many heads, with heads counted over the whole") {
+    std::vector<std::vector<uly::token_run>> const runs{{{0, 5}}, {}, {{5, 9}}};
+    for (int64_t const chunks : {1, 2, 3, 5}) {
+        auto const layer = uly::checked({.heads = 10,
+                                         .kv_heads = 5,
+                                         .head_dim = 4,
+                                         .mask = uly::mask::causal,
+                                         .chunks = chunks});
+        int64_t next = 0;
+        for (int64_t c = 0; c < chunks; ++c) {
+            auto const chunk = uly::head_chunk::of(layer, c);
+            CHECK(chunk.kv_heads.begin == next);
+            next = chunk.kv_heads.end;
+            auto const heads = chunk.kv_heads.size();
+            CHECK(heads >= 5 / chunks);
+            CHECK(heads <= (5 + chunks - 1) / chunks);
+            auto const step = uly::sequence::of(2, runs);
+            for (int rank = 0; rank < 3; ++rank) {
+                uly::plan part, alone;
+                part.rebuild(layer, step, 3, rank, 1, chunk);
+                auto fewer = layer;
+                fewer.heads = 2 * heads;
+                fewer.kv_heads = heads;
+                alone.rebuild(fewer, step, 3, rank, 1);
+                CHECK(part.layer() == layer);
+                CHECK(part.query_region_rows() == alone.query_region_rows());
+                CHECK(part.key_region_rows() == alone.key_region_rows());
+                REQUIRE(part.items().size() == alone.items().size());
+                for (std::size_t i = 0; i < part.items().size(); ++i) {
+                    auto expected = alone.items()[i].work;
+                    for (auto* edge : {&expected.head_begin, &expected.head_end})
+                        *edge += 2 * chunk.kv_heads.begin;
+                    for (auto* edge : {&expected.kv_begin, &expected.kv_end})
+                        *edge += chunk.kv_heads.begin;
+                    CHECK(part.items()[i].work == expected);
+                    CHECK(part.items()[i].query_row == alone.items()[i].query_row);
+                    CHECK(part.items()[i].key_row == alone.items()[i].key_row);
+                }
+                auto const same = [](auto const& ours, auto const& theirs, int64_t offset) {
+                    return std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(),
+                                      [&](uly::plan_block const& a, uly::plan_block const& b) {
+                                          return a.peer == b.peer && a.token == b.token &&
+                                                 a.tokens == b.tokens && a.row == b.row &&
+                                                 a.head == b.head + offset && a.heads == b.heads &&
+                                                 a.message_row == b.message_row;
+                                      });
+                };
+                CHECK(same(part.query_moves().blocks, alone.query_moves().blocks,
+                           2 * chunk.kv_heads.begin));
+                CHECK(same(part.key_moves().arrivals, alone.key_moves().arrivals,
+                           chunk.kv_heads.begin));
+                CHECK(same(part.key_returns().single, alone.key_returns().single,
+                           chunk.kv_heads.begin));
+                REQUIRE(part.key_returns().sums.size() == alone.key_returns().sums.size());
+                for (std::size_t i = 0; i < part.key_returns().sums.size(); ++i)
+                    CHECK(part.key_returns().sums[i].head ==
+                          alone.key_returns().sums[i].head + chunk.kv_heads.begin);
+            }
+        }
+        CHECK(next == 5);
+    }
+}

@@ -42,6 +42,8 @@ enum class term : std::uint8_t {
     head_windows,  ///< the hash of the list, 0 without one
     assignment,
     keep,
+    chunks,
+    overlap,
     scale,
     softcap,
     logits,  ///< which of alibi, bias, sinks: bits 0, 1, 2
@@ -51,11 +53,11 @@ enum class term : std::uint8_t {
     batch,
     queries,
     keys,
-    fence,   ///< which fence of the call: 0 before windows grow, 1 the first, 2 the second
+    fence,   ///< which fence of the call: 0 before windows grow, then 1, 2 and so on
     inbox,   ///< window that peers write: 0 the group's, else the call that made the context's
     outbox,  ///< window that peers read, likewise
 };
-inline constexpr std::size_t term_count = 24;
+inline constexpr std::size_t term_count = 26;
 
 constexpr std::string_view name(term which) {
     constexpr std::string_view names[term_count] = {"call",
@@ -70,6 +72,8 @@ constexpr std::string_view name(term which) {
                                                     "head_windows (its hash)",
                                                     "assignment",
                                                     "keep",
+                                                    "chunks",
+                                                    "overlap",
                                                     "scale",
                                                     "softcap",
                                                     "logits",

@@ -65,6 +65,13 @@ struct window_list {
     constexpr window const* begin() const { return data; }
     constexpr window const* end() const { return data + count; }
     constexpr window const& operator[](std::int64_t head) const { return data[head]; }
+    /// Those of heads [first, first + heads).
+    constexpr window_list part(std::int64_t first, std::int64_t heads) const {
+        auto result = *this;
+        result.data += first;
+        result.count = heads;
+        return result;
+    }
     friend constexpr bool operator==(window_list const& a, window_list const& b) {
         return std::equal(a.begin(), a.end(), b.begin(), b.end());
     }
@@ -87,6 +94,11 @@ struct shape {
     mixer kind = mixer::softmax_attention;
     ulysses::assignment assignment = ulysses::assignment::balanced;
     ulysses::keep keep = ulysses::keep::exchanged;
+    /// Parts of the heads that exchange and attend one after the other, 1 .. kv_heads: the same
+    /// bits in memory for one part.
+    std::int64_t chunks = 1;
+    /// Exchanges a chunk while the one before it is computed, in memory for two.
+    bool overlap = false;
 
     friend constexpr bool operator==(shape const&, shape const&) = default;
 };
@@ -136,6 +148,9 @@ constexpr std::string_view broken_rule(shape const& s) {
     if (!finite(softcap) || softcap < 0) return "a softcap must be finite, and not negative";
     auto const dropout = s.dropout.value();
     if (!(dropout >= 0 && dropout < 1)) return "dropout must lie in 0 <= p < 1";
+    if (s.chunks < 1 || s.chunks > (s.kv_heads > 0 ? s.kv_heads : s.heads))
+        return "chunks must lie in 1 .. kv_heads";
+    if (s.overlap && s.chunks < 2) return "overlap needs at least 2 chunks";
     return {};
 }
 
@@ -187,7 +202,7 @@ inline shape checked(shape const& s, where at = where::here()) {
               ", head_dim ", s.head_dim, ", value_dim ", s.value_dim, ", window ", shown.left,
               " and ", shown.right, ", head_windows ", s.head_windows.count, ", scale ",
               s.scale.value(), ", softcap ", s.logits.softcap.value(), ", dropout ",
-              s.dropout.value());
+              s.dropout.value(), ", chunks ", s.chunks);
     }
     return detail::completed(s);
 }

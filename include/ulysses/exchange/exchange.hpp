@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -34,8 +35,11 @@
 ///
 ///     forward    put q, k, v | send, publish, receive | attend: inbox -> o outbox
 ///                get o       | send, publish, receive
-///     backward   put dO      | send, publish, receive, add | backward: inbox -> dq, dk, dv outbox
+///     backward   put dO      | send, publish, receive, add_slots | backward: inbox -> dq, dk, dv outbox
 ///                get, sum    | send, publish, receive, add
+///
+/// A pass in several chunks of heads is that for each chunk, or overlaps them: see
+/// pipeline/chunk_schedule.hpp.
 ///
 /// Peers write an inbox only between passing a second fence and arriving at the next first one;
 /// owners write outboxes only between first and second. Inboxes and outboxes never share memory. So
@@ -58,6 +62,7 @@ class exchange {
     /// Begins a call: forgets what a failed one may have left listed.
     void begin(Observer& seen) {
         seen_ = &seen;
+        ticket_.reset();
         clear();
     }
 
@@ -92,27 +97,41 @@ class exchange {
         end_operand(in_, moves.arrivals, local.batch(), place);
     }
 
-    /// Lists the copies of a gradient of the output [B, s, H, Dv], and the sums of the parts that all
-    /// ranks bring of replicated tokens: `add` them once they are there.
+    /// Lists the copies of a gradient of the output [B, s, H, Dv]; the parts that all ranks bring of
+    /// replicated tokens go to slots, for `add_slots`.
     template <class T>
     void put(plan_output_gradient const& moves, window const& memory, region const& place,
              region const& slots, token_view<T> const& local) {
         put(moves.sharded, memory, place, local);
         put(moves.partials, memory, slots, local);
+    }
+
+    /// Adds up, in rank order, what `put` has brought into this rank's slots. Owner's memory alone, so
+    /// it is done at once.
+    template <class T>
+    void add_slots(plan_output_gradient const& moves, window const& memory, region const& place,
+                   region const& slots, std::int64_t batch, std::int64_t dim, queue_type queue) {
+        slot_sums_.clear();
+        slot_sources_.clear();
         auto* const own = ranks_.address(memory, ranks_.rank());
+        auto const ranks = static_cast<std::size_t>(ranks_.size());
         for (auto const& block : moves.sums) {
             block_sum sum;
             sum.to = own + place.offset + block.row * place.pitch;
-            sum.extents = {local.batch(), block.tokens, block.heads};
+            sum.extents = {batch, block.tokens, block.heads};
             sum.to_strides = row_strides(block.row_strides, place.pitch);
-            sum.elements = local.dim();
-            sums_.push_back(sum);
-            counts_.push_back(parts_.size());
+            sum.elements = dim;
+            slot_sums_.push_back(sum);
             for (std::int64_t rank = 0; rank < ranks_.size(); ++rank)
-                sources_.push_back({own + slots.offset +
-                                        (rank * moves.slot_rows + block.message_row) * slots.pitch,
-                                    row_strides(block.message_strides, slots.pitch)});
+                slot_sources_.push_back(
+                    {own + slots.offset +
+                         (rank * moves.slot_rows + block.message_row) * slots.pitch,
+                     row_strides(block.message_strides, slots.pitch)});
         }
+        for (std::size_t i = 0; i < slot_sums_.size(); ++i)
+            slot_sums_[i].from =
+                std::span<sum_source const>(slot_sources_).subspan(i * ranks, ranks);
+        space_type::template add<T, T>(queue, slot_sums_);
     }
 
     /// Lists the copies of the peers' regions into a local operand [B, s, H, D].
@@ -155,6 +174,11 @@ class exchange {
 
     /// Writes what was listed for the peers. *Throws* `out_of_memory`.
     void send(queue_type queue) {
+        reserve(queue);
+        write(queue);
+    }
+    /// The first half of `send`: all of it that may fail. *Throws* `out_of_memory`.
+    void reserve(queue_type queue) {
         out_.reserve(queue);
         in_.reserve(queue);
         outgoing_.reserve(parts_.size());
@@ -168,22 +192,39 @@ class exchange {
             list(inward_, each.copy);
         }
         for (auto const& each : late_sources_) sources_[each.index].rows = in_.at(each.place);
-        execute(outward_, queue);
     }
+    /// The other half.
+    void write(queue_type queue) { execute(outward_, queue); }
 
     /// Makes what was written visible and every rank's status known; then moves the messages.
     /// *Blocking*. *Throws* the verdict, or what the transport reports.
     void publish(fence_status const& status) {
+        fence(status);
+        start();
+        wait();
+    }
+    /// The three parts of `publish`: the rendezvous, the begin of the messages, and their end. Between
+    /// the last two only messages of other exchanges may be begun.
+    void fence(fence_status const& status) {
         ranks_.fence(status);
         seen_->fence();
+    }
+    void start() {
         if constexpr (sends_messages<Comm>) {
             if (out_.empty() && in_.empty()) return;
             outgoing_.clear();
             incoming_.clear();
             out_.for_each([&](int peer, auto bytes) { outgoing_.push_back({peer, bytes}); });
             in_.for_each([&](int peer, auto bytes) { incoming_.push_back({peer, bytes}); });
-            ranks_.wait(ranks_.start(outgoing_, incoming_));
+            ticket_ = ranks_.start(outgoing_, incoming_);
         }
+    }
+    void wait() {
+        if constexpr (sends_messages<Comm>)
+            if (ticket_) {
+                auto started = *std::exchange(ticket_, std::nullopt);
+                ranks_.wait(std::move(started));
+            }
     }
 
     /// Reads what was listed from the peers.
@@ -209,7 +250,21 @@ class exchange {
     /// Bytes of memory for messages held on this rank.
     std::size_t message_bytes() const { return out_.held_bytes() + in_.held_bytes(); }
 
+    /// Whether messages go to `peer`, as the last call saw it; before the first, whether they may.
+    bool sends_to(int peer) const {
+        return sends_messages<Comm> && peer != ranks_.rank() &&
+               parts_[static_cast<std::size_t>(peer)] == nullptr;
+    }
+
    private:
+    /// What `start` returns, where there are messages.
+    static constexpr auto ticket_of() {
+        if constexpr (sends_messages<Comm>)
+            return std::type_identity<typename Comm::ticket_type>{};
+        else
+            return std::type_identity<std::nullptr_t>{};
+    }
+    using ticket_type = typename decltype(ticket_of())::type;
     using strides3 = std::array<std::int64_t, 3>;
     using messages = message_buffer<space_type>;
 
@@ -394,7 +449,10 @@ class exchange {
     std::vector<std::size_t> counts_;
     std::vector<sum_source> sources_;
     std::vector<late_source> late_sources_;
-    std::vector<std::byte*> parts_;  ///< of the operand that is being listed, by rank
+    std::vector<block_sum> slot_sums_;
+    std::vector<sum_source> slot_sources_;
+    std::optional<ticket_type> ticket_;  ///< of messages on their way
+    std::vector<std::byte*> parts_;      ///< of the operand that is being listed, by rank
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -24,6 +24,9 @@ struct region {
 /// Lays regions one behind the other.
 class arena_layout {
    public:
+    /// Regions from `begin` on.
+    explicit arena_layout(std::size_t begin = 0) : bytes_(begin) {}
+
     template <element T>
     region add(std::int64_t rows, std::int64_t dim) {
         constexpr std::int64_t line_bytes = 64;
@@ -43,15 +46,20 @@ class arena_layout {
     std::size_t bytes_ = 0;
 };
 
+/// Where in the two arenas a call's regions begin.
+struct arena_begins {
+    std::size_t inbox = 0, outbox = 0;
+};
+
 /// Where the operands of a forward call lie: q, k, v in the inbox, o in the outbox.
 struct forward_regions {
     region q, k, v, o;
-    std::size_t inbox_bytes = 0, outbox_bytes = 0;
+    std::size_t inbox_bytes = 0, outbox_bytes = 0;  ///< where they end
 
     template <class T>
-    static forward_regions of(plan const& moves) {
+    static forward_regions of(plan const& moves, arena_begins begin = {}) {
         auto const& layer = moves.layer();
-        arena_layout inbox, outbox;
+        arena_layout inbox(begin.inbox), outbox(begin.outbox);
         forward_regions all;
         all.q = inbox.add<T>(moves.query_region_rows(), layer.head_dim);
         all.k = inbox.add<T>(moves.key_region_rows(), layer.head_dim);
@@ -70,13 +78,13 @@ struct forward_regions {
 struct backward_regions {
     region dout, dout_slots, q, k, v, o;
     region dq, dk, dv;
-    std::size_t inbox_bytes = 0, outbox_bytes = 0;
+    std::size_t inbox_bytes = 0, outbox_bytes = 0;  ///< where they end
 
     template <class T>
-    static backward_regions of(plan const& moves) {
+    static backward_regions of(plan const& moves, arena_begins begin = {}) {
         auto const& layer = moves.layer();
         auto const rows = moves.query_region_rows(), key_rows = moves.key_region_rows();
-        arena_layout inbox, outbox;
+        arena_layout inbox(begin.inbox), outbox(begin.outbox);
         backward_regions all;
         all.dout = inbox.add<T>(rows, layer.value_dim);
         all.dout_slots = inbox.add<T>(moves.slot_rows(), layer.value_dim);

@@ -4,8 +4,10 @@
 #include <ulysses/core/buffer.hpp>
 #include <ulysses/core/operand.hpp>
 #include <ulysses/core/view_copy.hpp>
+#include <ulysses/pipeline/chunk_schedule.hpp>
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/operands.hpp>
+#include <ulysses/pipeline/workspace.hpp>
 #include <ulysses/stage/attend.hpp>
 #include <ulysses/stage/to_heads.hpp>
 #include <ulysses/stage/to_tokens.hpp>
@@ -20,8 +22,8 @@
 #include <utility>
 
 /// Steps 3 to 5 as one pass, forward and backward: the part of the pipeline that knows contexts and
-/// keep policies. Two fences a pass when ranks exchange; none when every rank already holds its
-/// heads.
+/// keep policies. Two fences a pass when ranks exchange, or those of its chunks; none when every rank
+/// already holds its heads.
 namespace ulysses::inline ULYSSES_ABI {
 
 template <class Comm, class Layout, class Attention, class Observer>
@@ -42,6 +44,20 @@ class attention_pass {
     bool exchanging(plan const& moves) const {
         return std::is_same_v<Layout, sequence_local> &&
                (ranks_.size() > 1 || !moves.holds_all_in_order());
+    }
+
+    bool exchanging(sequence const& step) const {
+        return std::is_same_v<Layout, sequence_local> &&
+               (ranks_.size() > 1 || !plan::holds_all_in_order(step, ranks_.rank()));
+    }
+
+    /// What the passes of a step need on this rank, forward and backward.
+    template <class T>
+    workspace_use workspace(std::span<plan const> chunks, bool six_steps) const {
+        if (exchanging(chunks[0]))
+            return exchanged_use<T>(attention_, chunks, six_steps,
+                                    [&](int peer) { return moving_.sends_to(peer); });
+        return in_place_use<T, Layout>(attention_, chunks[0], six_steps);
     }
 
     /// Bytes of scratch memory held on this rank, shared windows not counted.
@@ -65,17 +81,17 @@ class attention_pass {
     /// `prepare(operands)` fills in the local operands and may throw: its error leaves the call on
     /// every rank.
     template <class T, class Prepare>
-    void forward(plan const& moves, pass_kind kind, context_type* saved, Observer& seen, where at,
-                 Prepare const& prepare) {
-        collectively([&] { run_forward<T>(moves, kind, saved, seen, at, prepare); });
+    void forward(std::span<plan const> chunks, pass_kind kind, context_type* saved, Observer& seen,
+                 where at, Prepare const& prepare) {
+        collectively([&] { run_forward<T>(chunks, kind, saved, seen, at, prepare); });
     }
 
     /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them
     /// exchanged. With keep::nothing, o is computed again and, when it has data, written.
     template <class T, class Prepare>
-    void backward(plan const& moves, pass_kind kind, context_type& saved, Observer& seen, where at,
-                  Prepare const& prepare) {
-        collectively([&] { run_backward<T>(moves, kind, saved, seen, at, prepare); });
+    void backward(std::span<plan const> chunks, pass_kind kind, context_type& saved, Observer& seen,
+                  where at, Prepare const& prepare) {
+        collectively([&] { run_backward<T>(chunks, kind, saved, seen, at, prepare); });
     }
 
    private:
@@ -92,163 +108,172 @@ class attention_pass {
     }
 
     template <class T, class Prepare>
-    void run_forward(plan const& moves, pass_kind kind, context_type* saved, Observer& seen,
-                     where at, Prepare const& prepare) {
+    void run_forward(std::span<plan const> chunks, pass_kind kind, context_type* saved,
+                     Observer& seen, where at, Prepare const& prepare) {
+        auto const& moves = chunks[0];
         auto const whole = kind == pass_kind::forward;
         auto const policy = moves.layer().keep;
-        forward_regions places;
+        window_slots slots;
         auto const own_window = saved != nullptr && policy == keep::exchanged;
+        auto const keeps_lse = saved != nullptr && policy != keep::nothing;
         moving_.begin(seen);
-        auto status = begin(moves, kind, dtype_of<T>);
+        auto call = begin(moves, kind, dtype_of<T>, at);
         // Before windows grow: what a filled context holds must survive a refused call.
-        guarded(status, name(kind), at, [&] {
-            places = forward_regions::of<T>(moves);
+        call.guard([&] {
+            slots = window_slots::of<forward_regions, T>(chunks, own_window ? chunks.size()
+                                                                            : shared_slots(moves));
             if (saved != nullptr) saved->expect_empty(ranks_, at);
         });
-        auto const memory = open(moves, status, own_window ? saved : nullptr, places.inbox_bytes,
-                                 places.outbox_bytes);
+        auto const memory = open(moves, call, own_window ? saved : nullptr, slots);
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
+        auto& lse = keeps_lse ? saved->lse : lse_;
+        auto const places = [&](std::size_t c) {
+            return forward_regions::of<T>(chunks[c], slots.of_chunk(c));
+        };
         local_operands<T, Layout> local;
-        attend_operands<T> operands;
-        guarded_on(status, name(kind), at, [&] {
+        call.guard([&] {
             prepare(local);
-            take_logits(operands, local, status);
-            workspace_.reserve(attend_workspace_bytes<T>(attention_, moves), queue());
-            auto& lse = saved != nullptr && policy != keep::nothing ? saved->lse : lse_;
-            operands.lse = lse_operand<T>(lse, moves);
-            if (!exchanging(moves)) return;
-            seen.begin(step_id::to_heads);
-            if constexpr (std::is_same_v<Layout, sequence_local>)
-                to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
-            moving_.send(queue());
+            take_dropout(call, local.logits);
+            reserve<T>(chunks, lse, keeps_lse);
         });
-        publish(moves, status, 1);
-        guarded(status, name(kind), at, [&] {
+        auto const compute = [&](std::size_t c) {
+            attend_operands<T> operands;
+            operands.logits = local.logits;
+            operands.dlogits = local.dlogits;
+            operands.lse = lse_operand<T>(lse, chunks[c], keeps_lse);
             if (exchanging(moves)) {
-                moving_.receive(queue());
-                seen.end(step_id::to_heads);
-                auto* in = ranks_.address(inbox, ranks_.rank());
-                set_queries_keys_values(operands, in, places, moves.layer());
-                operands.o = {ranks_.address(outbox, ranks_.rank()), places.o,
+                auto const place = places(c);
+                set_queries_keys_values(operands, ranks_.address(inbox, ranks_.rank()), place,
+                                        moves.layer());
+                operands.o = {ranks_.address(outbox, ranks_.rank()), place.o,
                               moves.layer().value_dim};
             } else {
                 set_queries_keys_values(operands, local);
                 operands.o = in_place(local.o);
             }
             seen.begin(step_id::attend);
-            ulysses::attend(attention_, moves, operands, workspace(), queue());
+            ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue());
             seen.end(step_id::attend);
-            // What is kept must not depend on the caller's tensors.
-            if (!exchanging(moves) && own_window && !whole) keep_copies<T>(*saved, local);
-            if constexpr (std::is_same_v<Layout, sequence_local>)
-                if (exchanging(moves)) {
-                    seen.begin(step_id::to_tokens);
-                    to_tokens(moving_, moves, outbox, places.o, local.o);
-                    moving_.send(queue());
-                }
-        });
-        publish(moves, status, 2);
+        };
         if (exchanging(moves)) {
-            moving_.receive(queue());
-            seen.end(step_id::to_tokens);
+            if constexpr (std::is_same_v<Layout, sequence_local>)
+                moving_.run(
+                    call, chunks.size(), moves.layer().overlap,
+                    [&](auto& moving, std::size_t c) {
+                        to_heads(moving, chunks[c], inbox, places(c), local.q, local.k, local.v);
+                    },
+                    compute,
+                    [&](auto& moving, std::size_t c) {
+                        to_tokens(moving, chunks[c], outbox, places(c).o, local.o);
+                    },
+                    [](auto&) {});
+        } else {
+            alone(call, [&] {
+                compute(0);
+                // What is kept must not depend on the caller's tensors.
+                if (own_window && !whole) keep_copies<T>(*saved, local);
+            });
         }
         if (saved != nullptr) saved->fill(filling<T>(moves, whole), local.logits.dropout, ranks_);
     }
 
     template <class T, class Prepare>
-    void run_backward(plan const& moves, pass_kind kind, context_type& saved, Observer& seen,
-                      where at, Prepare const& prepare) {
+    void run_backward(std::span<plan const> chunks, pass_kind kind, context_type& saved,
+                      Observer& seen, where at, Prepare const& prepare) {
+        auto const& moves = chunks[0];
+        auto const& layer = moves.layer();
         auto const whole = kind == pass_kind::backward;
-        auto const policy = moves.layer().keep;
-        backward_regions places;
-        forward_regions kept;
+        auto const policy = layer.keep;
+        auto const keeps_lse = policy != keep::nothing;
+        window_slots slots, kept_slots;
         moving_.begin(seen);
-        auto status = begin(moves, kind, dtype_of<T>);
-        guarded(status, name(kind), at, [&] {
-            places = backward_regions::of<T>(moves);
-            kept = forward_regions::of<T>(moves);
+        auto call = begin(moves, kind, dtype_of<T>, at);
+        call.guard([&] {
+            slots = window_slots::of<backward_regions, T>(chunks, shared_slots(moves));
+            kept_slots = window_slots::of<forward_regions, T>(chunks, chunks.size());
             saved.expect_filled(filling<T>(moves, whole), ranks_, at);
         });
-        auto const memory = open(moves, status, nullptr, places.inbox_bytes, places.outbox_bytes);
+        auto const memory = open(moves, call, nullptr, slots);
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         // A context filled by this plan holds its windows: nothing grows here.
-        auto const kept_windows =
-            policy == keep::exchanged
-                ? open(moves, status, &saved, kept.inbox_bytes, kept.outbox_bytes)
-                : windows{};
+        auto const kept =
+            policy == keep::exchanged ? open(moves, call, &saved, kept_slots) : windows{};
+        auto& lse = keeps_lse ? saved.lse : lse_;
+        auto const places = [&](std::size_t c) {
+            return backward_regions::of<T>(chunks[c], slots.of_chunk(c));
+        };
         local_operands<T, Layout> local;
-        attend_operands<T> operands;
-        guarded_on(status, name(kind), at, [&] {
+        call.guard([&] {
             prepare(local);
-            take_logits(operands, local, status);
+            take_dropout(call, local.logits);
             saved.expect_dropout(local.logits.dropout, at);
-            workspace_.reserve(attend_workspace_bytes<T>(attention_, moves), queue());
-            operands.lse = lse_operand<T>(policy == keep::nothing ? lse_ : saved.lse, moves);
-            if (!exchanging(moves)) return;
-            seen.begin(step_id::to_tokens);
-            if constexpr (std::is_same_v<Layout, sequence_local>) {
-                to_tokens_backward(moving_, moves, inbox, places, local.dout);
-                if (policy != keep::exchanged)
-                    to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
-                if (policy == keep::local)
-                    moving_.put(moves.query_moves(), inbox, places.o, std::as_const(local).o);
-            }
-            moving_.send(queue());
+            reserve<T>(chunks, lse, keeps_lse);
         });
-        publish(moves, status, 1);
-        guarded(status, name(kind), at, [&] {
+        auto const compute = [&](std::size_t c) {
+            attend_operands<T> operands;
+            operands.logits = local.logits;
+            operands.dlogits = local.dlogits;
+            operands.lse = lse_operand<T>(lse, chunks[c], keeps_lse);
             if (exchanging(moves)) {
-                moving_.receive(queue());
-                moving_.template add<T, T>(queue());
-                seen.end(step_id::to_tokens);
                 auto const me = ranks_.rank();
                 auto* in = ranks_.address(inbox, me);
                 auto* out = ranks_.address(outbox, me);
-                auto const& layer = moves.layer();
+                auto const place = places(c);
                 if (policy == keep::exchanged) {
-                    set_queries_keys_values(operands, ranks_.address(kept_windows.inbox, me), kept,
+                    auto const of_forward =
+                        forward_regions::of<T>(chunks[c], kept_slots.of_chunk(c));
+                    set_queries_keys_values(operands, ranks_.address(kept.inbox, me), of_forward,
                                             layer);
-                    operands.o = {ranks_.address(kept_windows.outbox, me), kept.o, layer.value_dim};
+                    operands.o = {ranks_.address(kept.outbox, me), of_forward.o, layer.value_dim};
                 } else {
-                    set_queries_keys_values(operands, in, places, layer);
-                    operands.o = {policy == keep::local ? in : out, places.o, layer.value_dim};
+                    set_queries_keys_values(operands, in, place, layer);
+                    operands.o = {policy == keep::local ? in : out, place.o, layer.value_dim};
                 }
-                operands.dout = {in, places.dout, layer.value_dim};
-                operands.dq = {out, places.dq, layer.head_dim};
-                operands.dk = {out, places.dk, layer.head_dim};
-                operands.dv = {out, places.dv, layer.value_dim};
-                zero_rows<accumulator_t<T>>(out, places.dk, moves.own_key_rows(), layer.head_dim);
-                zero_rows<accumulator_t<T>>(out, places.dv, moves.own_key_rows(), layer.value_dim);
+                moving_.template add_slots<T>(chunks[c].output_gradient(), inbox, place.dout,
+                                              place.dout_slots, moves.batch(), layer.value_dim);
+                operands.dout = {in, place.dout, layer.value_dim};
+                operands.dq = {out, place.dq, layer.head_dim};
+                operands.dk = {out, place.dk, layer.head_dim};
+                operands.dv = {out, place.dv, layer.value_dim};
+                auto const rows = chunks[c].own_key_rows();
+                zero_rows<accumulator_t<T>>(out, place.dk, rows, layer.head_dim);
+                zero_rows<accumulator_t<T>>(out, place.dv, rows, layer.value_dim);
             } else {
                 set_backward_in_place(operands, local, moves);
             }
             seen.begin(step_id::attend);
             if (policy == keep::nothing)
-                ulysses::attend(attention_, moves, operands, workspace(), queue());
-            ulysses::attend_backward(attention_, moves, operands, workspace(), queue());
+                ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue());
+            ulysses::attend_backward(attention_, chunks[c], operands, functor_workspace(), queue());
             seen.end(step_id::attend);
-            if constexpr (std::is_same_v<Layout, sequence_local>)
-                if (exchanging(moves)) {
-                    seen.begin(step_id::to_heads);
-                    to_heads_backward(moving_, moves, outbox, places, local.dq, local.dk, local.dv);
-                    if (policy == keep::nothing && whole)
-                        to_tokens(moving_, moves, outbox, places.o, local.o);
-                    moving_.send(queue());
-                }
-        });
-        publish(moves, status, 2);
+        };
         if (exchanging(moves)) {
-            moving_.receive(queue());
-            moving_.template add<T, accumulator_t<T>>(queue());
-            seen.end(step_id::to_heads);
+            if constexpr (std::is_same_v<Layout, sequence_local>)
+                moving_.run(
+                    call, chunks.size(), layer.overlap,
+                    [&](auto& moving, std::size_t c) {
+                        auto const place = places(c);
+                        to_tokens_backward(moving, chunks[c], inbox, place, local.dout);
+                        if (policy != keep::exchanged)
+                            to_heads(moving, chunks[c], inbox, place, local.q, local.k, local.v);
+                        if (policy == keep::local)
+                            moving.put(chunks[c].query_moves(), inbox, place.o,
+                                       std::as_const(local).o);
+                    },
+                    compute,
+                    [&](auto& moving, std::size_t c) {
+                        auto const place = places(c);
+                        to_heads_backward(moving, chunks[c], outbox, place, local.dq, local.dk,
+                                          local.dv);
+                        if (policy == keep::nothing && whole)
+                            to_tokens(moving, chunks[c], outbox, place.o, local.o);
+                    },
+                    [&](auto& moving) { moving.template add<T, accumulator_t<T>>(queue()); });
         } else {
+            alone(call, [&] { compute(0); });
             round_in_place(local);
         }
         saved.discard();
-    }
-
-    static void set(fence_status& status, term which, std::int64_t value) {
-        status.terms[static_cast<std::size_t>(which)] = value;
     }
 
     template <class T>
@@ -256,26 +281,22 @@ class attention_pass {
         return {moves.hash(), dtype_of<T>, whole, Layout::name};
     }
 
-    fence_status begin(plan const& moves, pass_kind kind, dtype type) {
-        fence_status status;
-        if (exchanging(moves)) status.call = ranks_.begin_call();
-        status.plan = moves.hash();
-        status.terms = moves.terms();
-        set(status, term::call, static_cast<std::int64_t>(kind));
-        set(status, term::element_type, static_cast<std::int64_t>(type));
-        return status;
+    running_call begin(plan const& moves, pass_kind kind, dtype type, where at) {
+        running_call call{{}, kind, at};
+        if (exchanging(moves)) call.status.call = ranks_.begin_call();
+        call.status.plan = moves.hash();
+        call.status.terms = moves.terms();
+        call.set(term::call, static_cast<std::int64_t>(kind));
+        call.set(term::element_type, static_cast<std::int64_t>(type));
+        return call;
     }
 
-    template <class T>
-    static void take_logits(attend_operands<T>& operands, local_operands<T, Layout> const& local,
-                            fence_status& status) {
-        operands.logits = local.logits;
-        operands.dlogits = local.dlogits;
-        if (!local.logits.dropout) return;
-        auto const& key = *local.logits.dropout;
+    static void take_dropout(running_call& call, logit_inputs const& logits) {
+        if (!logits.dropout) return;
+        auto const& key = *logits.dropout;
         word_hash hash;
         for (auto const word : {key.seed, key.step, key.layer, key.first_sample}) hash.add(word);
-        set(status, term::dropout_key, static_cast<std::int64_t>(hash.value()));
+        call.set(term::dropout_key, static_cast<std::int64_t>(hash.value()));
     }
 
     struct windows {
@@ -284,13 +305,15 @@ class attention_pass {
 
     /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
     /// make sure that all are in the same call and none has failed.
-    windows open(plan const& moves, fence_status& status, context_type* saved,
-                 std::size_t inbox_bytes, std::size_t outbox_bytes) {
+    windows open(plan const& moves, running_call& call, context_type* saved,
+                 window_slots const& slots) {
         if (!exchanging(moves)) return {};
+        auto const inbox_bytes = slots.inbox(), outbox_bytes = slots.outbox();
         auto const grows = saved != nullptr
                                ? saved->grows(inbox_bytes, outbox_bytes)
                                : ranks_.shared_window_bytes(arena::inbox) < inbox_bytes ||
                                      ranks_.shared_window_bytes(arena::outbox) < outbox_bytes;
+        auto& status = call.status;
         if (grows) ranks_.fence(status);
         if (status.code != errc::none) return {};
         if (saved == nullptr)
@@ -298,39 +321,40 @@ class attention_pass {
                     ranks_.shared_window(arena::outbox, outbox_bytes)};
         windows own{saved->inbox(ranks_, inbox_bytes, status.call),
                     saved->outbox(ranks_, outbox_bytes, status.call)};
-        set(status, term::inbox, saved->inbox_number());
-        set(status, term::outbox, saved->outbox_number());
+        call.set(term::inbox, saved->inbox_number());
+        call.set(term::outbox, saved->outbox_number());
         return own;
     }
 
-    /// `guarded`, unless the call has failed already.
+    /// Computes without an exchange: an error stays on this rank.
     template <class Body>
-    static void guarded_on(fence_status& status, std::string_view call, where at,
-                           Body const& body) {
-        if (status.code == errc::none) guarded(status, call, at, body);
+    void alone(running_call& call, Body const& body) const {
+        call.guard(body);
+        auto const& status = call.status;
+        if (status.code != errc::none) throw_error(status.code, status.text, ranks_.rank());
     }
 
-    /// The call's first or second fence.
-    void publish(plan const& moves, fence_status& status, std::int64_t which) {
-        set(status, term::fence, which);
-        if (exchanging(moves))
-            moving_.publish(status);
-        else if (status.code != errc::none)
-            throw_error(status.code, status.text, ranks_.rank());
+    /// Scratch and log-sum-exp for all chunks of a call.
+    template <class T>
+    void reserve(std::span<plan const> chunks, buffer<space_type>& lse, bool keeps_lse) {
+        workspace_.reserve(most_workspace_bytes<T>(attention_, chunks), queue());
+        lse.reserve(lse_bytes<T>(chunks, keeps_lse), queue());
     }
 
-    std::span<std::byte> workspace() const { return {workspace_.data(), workspace_.bytes()}; }
+    std::span<std::byte> functor_workspace() const {
+        return {workspace_.data(), workspace_.bytes()};
+    }
 
     template <class U>
     static head_operand<U> in_place(tensor_view<U, Layout> const& local) {
         return head_operand<U>(head_view<U>(local.data, local.extents, local.strides));
     }
 
+    /// Chunks that are kept lie one behind the other.
     template <class T>
-    head_operand<accumulator_t<T>> lse_operand(buffer<space_type>& memory, plan const& moves) {
-        auto const place = context_type::template lse_region<T>();
-        memory.reserve(static_cast<std::size_t>(moves.own_query_rows() * place.pitch), queue());
-        return {memory.data(), place, 1};
+    static head_operand<accumulator_t<T>> lse_operand(buffer<space_type> const& memory,
+                                                      plan const& moves, bool kept) {
+        return {memory.data(), lse_region<T>(kept ? moves.chunk().first_query_row : 0), 1};
     }
 
     template <class T, class Regions>
@@ -406,7 +430,7 @@ class attention_pass {
 
     Comm ranks_;
     [[no_unique_address]] Attention attention_;
-    exchange<Comm, Observer> moving_;
+    chunk_schedule<Comm, Observer> moving_;
     buffer<space_type> workspace_, lse_, o_, dk_, dv_;
 };
 

@@ -18,6 +18,13 @@
 
 namespace ulysses::inline ULYSSES_ABI {
 
+/// Where log-sum-exps lie from query row `row` on, one accumulator a row.
+template <class T>
+region lse_region(std::int64_t row) {
+    constexpr std::int64_t size = sizeof(accumulator_t<T>);
+    return {static_cast<std::size_t>(row * size), size, size};
+}
+
 /// What a forward call leaves in a context, and its backward call must fit.
 struct context_filling {
     std::uint64_t plan = 0;     ///< hash of the plan
@@ -68,6 +75,7 @@ class context {
     }
 
     /// Log-sum-exp of the rows of work item `i` of this rank, [B, rows, heads, 1], while filled.
+    /// `moves` is `pipeline::planned`'s: of one of its chunks, where a call runs in several.
     /// *Throws* `invalid_call` when nothing is kept (keep::nothing).
     template <class T>
     head_view<accumulator_t<T> const> log_sum_exp(plan const& moves, std::size_t i,
@@ -81,14 +89,9 @@ class context {
                   "log_sum_exp takes the element type, plan and an item of the forward call",
                   "item ", i, " of ", moves.items().size(), ", ", name(dtype_of<T>), " of ",
                   name(filling_.type));
-        return head_operand<accumulator_t<T> const>(lse.data(), lse_region<T>(), 1)
+        auto const place = lse_region<T>(moves.chunk().first_query_row);
+        return head_operand<accumulator_t<T> const>(lse.data(), place, 1)
             .queries(moves, moves.items()[i]);
-    }
-
-    template <class T>
-    static region lse_region() {
-        constexpr std::int64_t size = sizeof(accumulator_t<T>);
-        return {0, size, size};
     }
 
     // What follows is for the pipeline.

@@ -2,12 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/number.hpp>
+#include <ulysses/pipeline/workspace.hpp>
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/plan/traffic.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -44,8 +47,9 @@ inline std::string text_of_logits(shape const& layer) {
 }
 
 /// The text behind `pipeline::describe`: one line a step, then the rank's items and its traffic.
-inline std::string describe(plan const& moves, std::string_view layout, dtype type,
-                            bool exchanging) {
+inline std::string describe(std::span<plan const> chunks, std::string_view layout, dtype type,
+                            bool exchanging, std::optional<workspace_use> const& memory) {
+    auto const& moves = chunks[0];
     auto const& layer = moves.layer();
     auto const size = bytes_of(type);
     auto const accumulator = std::max<std::size_t>(size, 4);
@@ -66,27 +70,42 @@ inline std::string describe(plan const& moves, std::string_view layout, dtype ty
                        moves.replicated_keys(), " of the keys\n");
     if (auto const documents = moves.visible().documents.size(); documents > 0)
         text += concat("  ", documents, " documents\n");
+    if (chunks.size() > 1)
+        text += concat("  ", chunks.size(), " chunks of heads, ",
+                       layer.overlap ? "each exchanged while another is computed"
+                                     : "one after the other",
+                       "\n");
     auto const s = moves.own_queries(), t = moves.own_keys(), b = moves.batch();
     text += concat("  1 shard        [", b, ", ", s, ", C]\n");
     text += concat("  2 project_in   q [", b, ", ", s, ", ", layer.heads, ", ", layer.head_dim,
                    "], k [", b, ", ", t, ", ", layer.kv_heads, ", ", layer.head_dim, "], v [", b,
                    ", ", t, ", ", layer.kv_heads, ", ", layer.value_dim, "]\n");
     text += concat("  3 to_heads     ", exchange, "\n");
-    text += concat("  4 attend       ", moves.items().size(), " work items\n");
-    for (auto const& item : moves.items()) {
-        auto const& work = item.work;
-        text += concat("                 heads ", work.head_begin, "-", work.head_end,
+    std::size_t items = 0;
+    for (auto const& chunk : chunks) items += chunk.items().size();
+    text += concat("  4 attend       ", items, " work items\n");
+    for (auto const& chunk : chunks)
+        for (auto const& [work, query_row, key_row] : chunk.items())
+            text +=
+                concat("                 heads ", work.head_begin, "-", work.head_end,
                        " | key-value heads ", work.kv_begin, "-", work.kv_end, " | rows ",
                        work.row_begin, "-", work.row_end, " | keys ", work.key_begin, "-",
                        work.key_end, layer.head_windows.empty() ? "" : text_of(work.window), "\n");
-    }
     text += concat("  5 to_tokens    ", drain, "\n");
     text += concat("  6 project_out  [", b, ", ", s, ", C]\n");
-    auto const forward = exchanging ? forward_traffic(moves, size) : traffic{};
-    auto const backward = exchanging ? backward_traffic(moves, size, accumulator) : traffic{};
+    traffic forward, backward;
+    if (exchanging)
+        for (auto const& chunk : chunks) {
+            forward += forward_traffic(chunk, size);
+            backward += backward_traffic(chunk, size, accumulator);
+        }
     text += concat("  bytes sent     forward ", forward.sent, ", backward ", backward.sent, "\n");
     text += concat("  bytes received forward ", forward.received, ", backward ", backward.received,
                    "\n");
+    if (memory)
+        text += concat("  workspace      ", memory->total(), " bytes: inbox ", memory->inbox,
+                       ", outbox ", memory->outbox, ", attention ", memory->attention,
+                       ", messages ", memory->messages, ", scratch ", memory->scratch, "\n");
     return text;
 }
 

@@ -7,6 +7,7 @@
 #include <ulysses/plan/plan.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <string_view>
 
 /// Does the attention functor have what the layer asks for: at compile time for a fixed shape, at
@@ -45,7 +46,8 @@ consteval bool fixed_shape_fits() {
     return true;
 }
 
-/// *Throws* `unsupported` naming the feature that a completed shape asks of a functor without it.
+/// *Throws* `unsupported` naming the feature that a completed shape, exchanged in its chunks, asks of a
+/// functor without it.
 template <class Attention>
 void check_features(shape const& layer, int ranks, where at) {
     constexpr attention_features has = Attention::features;
@@ -70,9 +72,14 @@ void check_features(shape const& layer, int ranks, where at) {
     need(layer.dropout != real{} && ranks > 1 && !layer.local_dropout_allowed, has.dropout,
          "dropout by global indices (its own drops others at another number of ranks; "
          "local_dropout_allowed takes it)");
-    need(layer.assignment == assignment::balanced && ranks > 1 &&
-             (layer.heads % ranks != 0 || !layer.head_windows.empty()),
-         has.row_range, "row_range (or use assignment::whole_heads)");
+    auto const cut = [&](std::int64_t chunk) {
+        auto const kv_heads = head_chunk::of(layer, chunk).kv_heads.size();
+        return kv_heads * (layer.heads / layer.kv_heads) % ranks != 0;
+    };
+    // The first chunk is as small as any, the last as large; heads of other windows weigh differently.
+    auto const cuts = !layer.head_windows.empty() || cut(0) || cut(layer.chunks - 1);
+    need(layer.assignment == assignment::balanced && ranks > 1 && cuts, has.row_range,
+         "row_range (or use assignment::whole_heads)");
 }
 
 /// *Throws* `unsupported` naming what a step asks of a functor that has not got it.

@@ -6,6 +6,7 @@
 #include <ulysses/core/shape.hpp>
 #include <ulysses/plan/blocks.hpp>
 #include <ulysses/plan/hash.hpp>
+#include <ulysses/plan/head_chunk.hpp>
 #include <ulysses/plan/line.hpp>
 #include <ulysses/plan/placed_runs.hpp>
 #include <ulysses/plan/sequence.hpp>
@@ -34,6 +35,13 @@ class plan {
     /// own blocks).
     void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
                  std::int64_t row_multiple, where at = where::here()) {
+        rebuild(layer, step, ranks, rank, row_multiple, {{0, layer.kv_heads}}, at);
+    }
+
+    /// The plan of one chunk of the layer's heads, dealt to the ranks as a layer of so many heads would
+    /// be. Heads are counted over the whole layer in all that it lists.
+    void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
+                 std::int64_t row_multiple, head_chunk const& chunk, where at = where::here()) {
         if (step.ranks() != ranks)
             raise(errc::invalid_sequence, at, "plan", "the sequence must name the group's ranks",
                   "sequence of ", step.ranks(), " ranks, group of ", ranks);
@@ -49,6 +57,7 @@ class plan {
                   ", keys ", step.keys().total(), ", replicated queries ",
                   step.queries().replicated(), " on ", ranks, " ranks");
         layer_ = layer;
+        chunk_ = chunk;
         ranks_ = ranks;
         rank_ = rank;
         row_multiple_ = row_multiple;
@@ -59,7 +68,7 @@ class plan {
         own_keys_ = step.keys().count(rank);
         replicated_queries_ = step.queries().replicated();
         replicated_keys_ = step.keys().replicated();
-        holds_all_in_order_ = in_order(step.queries()) && in_order(step.keys());
+        holds_all_in_order_ = holds_all_in_order(step, rank);
         word_hash hash(step.hash());
         for (auto const word : terms()) hash.add(word);
         hash_ = hash.value();
@@ -68,8 +77,9 @@ class plan {
         documents_.assign(rule.documents.begin(), rule.documents.end());
         present_.assign(rule.present.begin(), rule.present.end());
         rule_ = line::rule_of(layer, queries_, keys_);
-        head_runs_.assign(layer_, rule);
-        deal(line(layer, rule, batch_, ranks, row_multiple,
+        auto const part = chunk.alone(layer_);
+        head_runs_.assign(part, rule);
+        deal(line(part, rule, batch_, ranks, row_multiple,
                   rule.uniform() ? row_weights(rule) : row_weights(rule, document_weights_),
                   head_runs_));
         list_blocks(step);
@@ -77,7 +87,9 @@ class plan {
         list_sums(step);
     }
 
+    /// The whole layer.
     shape const& layer() const { return layer_; }
+    head_chunk const& chunk() const { return chunk_; }
     int ranks() const { return ranks_; }
     int rank() const { return rank_; }
     std::int64_t batch() const { return batch_; }
@@ -91,6 +103,9 @@ class plan {
     std::int64_t replicated_keys() const { return replicated_keys_; }
     /// True when this rank's local tokens are the whole sequence in global order.
     bool holds_all_in_order() const { return holds_all_in_order_; }
+    static bool holds_all_in_order(sequence const& step, int rank) {
+        return rank < step.ranks() && in_order(step.queries(), rank) && in_order(step.keys(), rank);
+    }
     std::int64_t row_multiple() const { return row_multiple_; }
     /// Which keys each query row sees, but for the window, which is the layer's: that of an item is
     /// its own. Points into this plan.
@@ -123,6 +138,8 @@ class plan {
         }
         set(term::assignment, layer_.assignment);
         set(term::keep, layer_.keep);
+        set(term::chunks, layer_.chunks);
+        set(term::overlap, layer_.overlap);
         set(term::scale, layer_.scale.bits);
         set(term::softcap, layer_.logits.softcap.bits);
         set(term::logits, (layer_.logits.alibi ? 1 : 0) | (layer_.logits.bias ? 2 : 0) |
@@ -134,6 +151,7 @@ class plan {
         set(term::keys, keys_);
         return all;
     }
+    /// The same for all chunks of a call.
     std::uint64_t hash() const { return hash_; }
 
     work_items const& items(int rank) const {
@@ -175,9 +193,9 @@ class plan {
     plan_rows const& rows(int peer) const { return rows_[static_cast<std::size_t>(peer)]; }
 
    private:
-    bool in_order(token_orders const& orders) const {
+    static bool in_order(token_orders const& orders, int rank) {
         std::int64_t next = 0;
-        for (auto const& run : orders.runs(rank_)) {
+        for (auto const& run : orders.runs(rank)) {
             if (run.begin != next || (run.stride != 1 && run.count != 1)) return false;
             next += run.count;
         }
@@ -194,13 +212,19 @@ class plan {
                 std::span(query_arrivals_).first(end.arrivals)};
     }
 
+    /// The chunk's query heads.
+    index_range chunk_heads() const {
+        auto const group = layer_.heads / layer_.kv_heads;
+        return {chunk_.kv_heads.begin * group, chunk_.kv_heads.end * group};
+    }
+
     void deal(line const& cuts) {
         shares_.resize(static_cast<std::size_t>(ranks_));
         query_region_rows_ = key_capacity_ = 0;
         std::int64_t most_kv_heads = 0;
         for (int r = 0; r < ranks_; ++r) {
             auto& share = shares_[static_cast<std::size_t>(r)];
-            share.assign(cuts, r, batch_);
+            share.assign(cuts, r, batch_, chunk_heads().begin, chunk_.kv_heads.begin);
             query_region_rows_ = std::max(query_region_rows_, share.query_rows);
             key_capacity_ = std::max(key_capacity_, share.key_end - share.key_begin);
             most_kv_heads = std::max(most_kv_heads, share.kv_end - share.kv_begin);
@@ -289,12 +313,13 @@ class plan {
                        });
         };
         index_range const all{0, queries_};
-        if (items_.empty()) return zeros(0, layer_.heads, all);
+        auto const heads = chunk_heads();
+        if (items_.empty()) return zeros(heads.begin, heads.end, all);
         auto const &first = items_.front().work, &last = items_.back().work;
-        zeros(0, first.head_begin, all);
+        zeros(heads.begin, first.head_begin, all);
         zeros(first.head_begin, first.head_begin + 1, {0, first.row_begin});
         zeros(last.head_end - 1, last.head_end, {last.row_end, queries_});
-        zeros(last.head_end, layer_.heads, all);
+        zeros(last.head_end, heads.end, all);
     }
 
     /// The rows of one rank's tokens that the items of `computing` cover; returns the message row
@@ -393,7 +418,7 @@ class plan {
         key_returns_.clear();
         key_sums_.clear();
         sources_.clear();
-        for (std::int64_t head = 0; head < layer_.kv_heads;) {
+        for (auto head = chunk_.kv_heads.begin; head < chunk_.kv_heads.end;) {
             users_.clear();
             for (int peer = 0; peer < ranks_; ++peer) {
                 auto const& share = shares_[static_cast<std::size_t>(peer)];
@@ -460,6 +485,7 @@ class plan {
     }
 
     detail::kept_shape layer_;
+    head_chunk chunk_;
     int ranks_ = 0, rank_ = 0;
     std::int64_t row_multiple_ = 1;
     std::int64_t batch_ = 0, queries_ = 0, keys_ = 0, own_queries_ = 0, own_keys_ = 0;

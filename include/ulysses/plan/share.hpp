@@ -31,8 +31,10 @@ struct rank_share {
     std::int64_t key_begin = 0, key_end = 0;  ///< keys of all items
     std::int64_t key_rows = 0;                ///< rows of the key region
 
-    /// Becomes rank `r`'s; allocates only when it outgrows the largest so far.
-    void assign(line const& cuts, int r, std::int64_t batch) {
+    /// Becomes rank `r`'s; allocates only when it outgrows the largest so far. The line's heads are the
+    /// layer's from `first_head` and `first_kv_head` on.
+    void assign(line const& cuts, int r, std::int64_t batch, std::int64_t first_head = 0,
+                std::int64_t first_kv_head = 0) {
         items.clear();
         query_row.clear();
         runs_.clear();
@@ -40,6 +42,12 @@ struct rank_share {
         query_rows = kv_begin = kv_end = key_begin = key_end = key_rows = 0;
         cuts.add_items(r, items);
         if (items.empty()) return;
+        for (auto& item : items) {
+            item.head_begin += first_head;
+            item.head_end += first_head;
+            item.kv_begin += first_kv_head;
+            item.kv_end += first_kv_head;
+        }
         kv_begin = items.front().kv_begin;
         kv_end = items.back().kv_end;
         key_begin = items.front().key_begin;

@@ -13,6 +13,12 @@ namespace ulysses::inline ULYSSES_ABI {
 struct traffic {
     std::size_t sent = 0;
     std::size_t received = 0;
+    /// Of several chunks together.
+    constexpr traffic& operator+=(traffic const& other) {
+        sent += other.sent;
+        received += other.received;
+        return *this;
+    }
     friend constexpr bool operator==(traffic const&, traffic const&) = default;
 };
 
