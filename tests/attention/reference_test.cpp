@@ -120,6 +120,9 @@ TEST_CASE("reference_attention: wrong operands are refused before anything is wr
     auto gradient = fresh();
     gradient.dk.extents[3] = 4;
     CHECK_THROWS_AS(gradient.backward(attention), ulysses::invalid_tensor);
+    auto unsaid = fresh();
+    unsaid.size.present.assign(3, 1);
+    CHECK_THROWS_AS(unsaid.forward(attention), ulysses::invalid_tensor);
     auto cramped = fresh();
     cramped.prepare(attention);
     auto call = cramped.call();

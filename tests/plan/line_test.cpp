@@ -9,7 +9,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -262,9 +261,14 @@ TEST_CASE("line: random ones deal every row once, in order, in balance") {
 TEST_CASE("line: heads of other windows share the work in balance") {
     // Counted row by row: a row of a causal head at p sees p + 1 keys, of which a window leaves
     // left + 1.
+    struct group {
+        int64_t heads, kv_heads;
+        int ranks;
+    };
     for (int64_t const tokens : {4096, 6000})
-        for (auto const& [heads, kv_heads, ranks] :
-             {std::array<int64_t, 3>{8, 2, 4}, {12, 4, 8}, {7, 7, 5}, {3, 1, 8}, {32, 8, 16}}) {
+        for (auto const& each : {group{8, 2, 4}, {12, 4, 8}, {7, 7, 5}, {3, 1, 8}, {32, 8, 16}}) {
+            auto const heads = each.heads;
+            auto const ranks = each.ranks;
             CAPTURE(tokens);
             CAPTURE(heads);
             CAPTURE(ranks);
@@ -273,13 +277,12 @@ TEST_CASE("line: heads of other windows share the work in balance") {
                 std::vector<uly::window> windows;
                 for (int64_t h = 0; h < heads; ++h) windows.push_back(kinds[h / every % 3]);
                 auto const layer = uly::checked({.heads = heads,
-                                                 .kv_heads = kv_heads,
+                                                 .kv_heads = each.kv_heads,
                                                  .head_dim = 1,
                                                  .mask = uly::mask::causal,
                                                  .head_windows = windows});
                 uly::plan moves;
-                moves.rebuild(layer, uly::sequence::split(static_cast<int>(ranks), 1, tokens),
-                              static_cast<int>(ranks), 0, 1);
+                moves.rebuild(layer, uly::sequence::split(ranks, 1, tokens), ranks, 0, 1);
                 int64_t total = 0, most = 0, rows = 0;
                 for (int r = 0; r < ranks; ++r) {
                     int64_t work = 0;

@@ -57,9 +57,9 @@ struct window_list {
     window_list() = default;
     /// From an array, a vector or a span of windows.
     template <std::convertible_to<std::span<window const>> List>
-    constexpr window_list(List const& list)
-        : data(std::span<window const>(list).data()),
-          count(static_cast<std::int64_t>(std::span<window const>(list).size())) {}
+    constexpr window_list(List const& given)
+        : data(std::span<window const>(given).data()),
+          count(static_cast<std::int64_t>(std::span<window const>(given).size())) {}
 
     constexpr bool empty() const { return count == 0; }
     constexpr window const* begin() const { return data; }
