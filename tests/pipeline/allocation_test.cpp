@@ -77,7 +77,8 @@ long steady_allocations(uly::threads::communicator const& c, Body const& body) {
 }
 
 template <class T>
-void check_steady_state(uly::keep keep, int ranks, int64_t chunks = 1, bool overlap = false) {
+void check_steady_state(uly::keep keep, int ranks, orders const& order, int64_t chunks = 1,
+                        bool overlap = false) {
     // Cut heads, shared key-value heads, an order of several runs, another step in between.
     six_problem<T> const six(1,
                              {.heads = 6,
@@ -101,7 +102,7 @@ void check_steady_state(uly::keep keep, int ranks, int64_t chunks = 1, bool over
             uly::dense{uly::builtin_gemm{}, uly::epilogues{uly::qk_norm{}, uly::rope{4}}},
             recorder.observe("layer")};
         auto saved = layer.make_context(), saved_six = layer.make_context();
-        auto const step = uly::sequence::of(2, zigzag(21, ranks));
+        auto const step = uly::sequence::of(2, order);
         auto const me = c.rank();
         local_problem<T> local(p, step, me);
         auto const x = own_part(step.queries(), me, six.x),
@@ -129,7 +130,9 @@ void check_steady_state(uly::keep keep, int ranks, int64_t chunks = 1, bool over
         int64_t which = 0;
         count(4, [&] {
             which = 1 - which;
-            renewed.renew(c, {.batch = 2, .tokens = me == 0 ? 7 - which : 5 + which});
+            renewed.renew(
+                c,
+                {.batch = 2, .tokens = me == 0 ? 7 - which : 5 + which, .replicated = 3 * which});
             static_cast<void>(layer.planned(renewed));
         });
         // The same of heads with other windows, and of keys with holes and documents.
@@ -170,9 +173,10 @@ TEST_CASE("allocation: a steady state allocates nothing") {
         for (int ranks : {1, 4}) {
             CAPTURE(static_cast<int>(keep));
             CAPTURE(ranks);
-            check_steady_state<float>(keep, ranks);
+            check_steady_state<float>(keep, ranks, zigzag(21, ranks));
+            check_steady_state<float>(keep, ranks, replicated_front(5, 21, ranks));
             for (bool const overlap : {false, true})
-                check_steady_state<float>(keep, ranks, 2, overlap);
+                check_steady_state<float>(keep, ranks, replicated_front(5, 21, ranks), 2, overlap);
         }
 }
 

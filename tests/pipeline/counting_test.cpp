@@ -187,13 +187,8 @@ TEST_CASE("counting: of tokens that every rank holds the output alone moves, wit
             CAPTURE(ranks);
             uly::shape const layer{
                 .heads = 6, .kv_heads = 2, .head_dim = 4, .value_dim = 3, .keep = keep};
-            orders const all(static_cast<std::size_t>(ranks), {{0, 19, 1, true}});
-            auto front = zigzag(14, ranks);
-            for (auto& runs : front) {
-                for (auto& run : runs) run.begin += 5;
-                runs.push_back({0, 5, 1, true});
-            }
-            check_counts<float>(layer, front);
+            auto const all = replicated_front(19, 19, ranks);
+            check_counts<float>(layer, replicated_front(5, 19, ranks));
             check_counts<float>(layer, all);
             auto const step = uly::sequence::of(2, all);
             std::size_t forward = 0, backward = 0;

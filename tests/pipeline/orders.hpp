@@ -48,6 +48,16 @@ inline orders zigzag(int64_t tokens, int ranks) {
     return all;
 }
 
+/// The first `count` tokens on every rank, then equal shares.
+inline orders replicated_front(int64_t count, int64_t tokens, int ranks) {
+    auto all = equal_shares(tokens - count, ranks);
+    for (auto& runs : all) {
+        for (auto& run : runs) run.begin += count;
+        runs.insert(runs.begin(), {0, count, 1, true});
+    }
+    return all;
+}
+
 /// Rank r holds every P-th token from r on.
 inline orders striped(int64_t tokens, int ranks) {
     orders all;

@@ -152,16 +152,6 @@ void check_replicated(problem<T> p, orders const& queries, orders const& keys = 
     CHECK(largest_difference(many.dv, exact.dv) <= parts * bound.dv);
 }
 
-/// The first `count` tokens on every rank, then equal shares.
-orders replicated_front(int64_t count, int64_t tokens, int ranks) {
-    auto all = equal_shares(tokens - count, ranks);
-    for (auto& runs : all) {
-        for (auto& run : runs) run.begin += count;
-        runs.insert(runs.begin(), {0, count, 1, true});
-    }
-    return all;
-}
-
 orders random_replicated(std::mt19937_64& random, int64_t tokens, int ranks) {
     auto const segments = random_segments(random, tokens);
     auto const rest = tokens - tokens_of(segments);

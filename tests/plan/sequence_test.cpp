@@ -347,16 +347,17 @@ TEST_CASE("sequence::renew: 100 steps of alternating splits, none of which alloc
         uly::sequence_options const kinds[] = {{.tokens = me == 0 ? 5 : 3},
                                                {.tokens = me == 0 ? 3 : 5},
                                                {.batch = 2, .tokens = 4, .order = many[me]},
-                                               {.tokens = 4, .keys = me == 0 ? 0 : 3}};
-        std::uint64_t hashes[4];
-        for (int i = 0; i < 4; ++i) hashes[i] = sequence::agree(group, kinds[i]).hash();
+                                               {.tokens = 4, .keys = me == 0 ? 0 : 3},
+                                               {.tokens = 4, .replicated = 2}};
+        std::uint64_t hashes[5];
+        for (int i = 0; i < 5; ++i) hashes[i] = sequence::agree(group, kinds[i]).hash();
         sequence step;
         for (auto const& kind : kinds) step.renew(group, kind);
         auto const before = allocations;
         bool right = true;
         for (int i = 0; i < 100; ++i) {
-            step.renew(group, kinds[i % 4]);
-            right = right && step.hash() == hashes[i % 4];
+            step.renew(group, kinds[i % 5]);
+            right = right && step.hash() == hashes[i % 5];
         }
         auto const made = allocations - before;
         if (!right) throw std::runtime_error("another step");

@@ -66,6 +66,22 @@ TEST_CASE("shard: every rank gets its tokens in its order, unshard puts each bac
     }
 }
 
+TEST_CASE("shard: every rank gets a replicated token, unshard of any writes the same") {
+    constexpr int64_t tokens = 7;
+    auto const step = uly::sequence::of(1, replicated_front(3, tokens, 2));
+    std::vector<double> global{0, 1, 2, 3, 4, 5, 6}, back(7, -1);
+    batch_first const whole{global.data(), {1, tokens, 1}}, returned{back.data(), {1, tokens, 1}};
+    std::vector<std::vector<double>> const expected{{0, 1, 2, 3, 4}, {0, 1, 2, 5, 6}};
+    for (int r = 0; r < 2; ++r) {
+        std::vector<double> memory(5);
+        batch_first const local{memory.data(), {1, 5, 1}};
+        uly::shard(step, r, whole, local);
+        CHECK(memory == expected[static_cast<std::size_t>(r)]);
+        uly::unshard(step, r, local, returned);
+    }
+    CHECK(back == global);
+}
+
 TEST_CASE("shard: extents that do not fit the step are refused, with both sides named") {
     auto const step = uly::sequence::split(2, 1, 5);
     std::vector<double> memory(100);
