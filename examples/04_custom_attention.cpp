@@ -269,7 +269,7 @@ int main() {
     try {
         // [snippet check]
         conformance::check_attention<float>(row_attention{});
-        conformance::check_attention<uly::bf16>(row_attention{});
+        conformance::check_attention<uly::bf16>(row_attention{}, {.problems = 8, .longest_cut = 0});
         conformance::check_attention<float>(wrapped_attention{});
         // [/snippet]
     } catch (conformance::broken_attention_rule const& e) {
