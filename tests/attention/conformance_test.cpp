@@ -110,6 +110,34 @@ struct depends_on_rows : correct {
     }
 };
 
+/// Drops by the item's own heads.
+struct drops_by_local_heads : correct {
+    void forward(call with, in q, in k, in v, out o, out lse) const {
+        with.query_head = 0;
+        correct::forward<float>(with, q, k, v, o, lse);
+    }
+    void backward(call with, views const& all) const {
+        with.query_head = 0;
+        correct::backward<float>(with, all);
+    }
+};
+struct forgets_sinks_gradient : correct {
+    void backward(call const& with, views all) const {
+        all.dlogits.sinks = {};
+        correct::backward<float>(with, all);
+    }
+};
+struct overwrites_bias_gradient : correct {
+    void backward(call const& with, views const& all) const {
+        auto const& to = all.dlogits.bias;
+        float const minus[] = {-0.5f};  // what the kit puts there
+        auto const& [b, h, i, j] = to.layout().extents;
+        for (int64_t at = 0; !to.empty() && at < b * h * i * j; ++at)
+            to.add(at / (h * i * j), at / (i * j) % h, at / j % i, {at % j, at % j + 1}, minus);
+        correct::backward<float>(with, all);
+    }
+};
+
 template <class Spoilt>
 void expect_broken(std::string const& rule) {
     std::string found = "none";
@@ -135,4 +163,7 @@ TEST_CASE("conformance: each rule of attention is missed where it is broken") {
     expect_broken<needs_more_workspace>("workspace_bytes() is what the functor uses");
     expect_broken<forgets_holes>("o is the formula's");
     expect_broken<depends_on_rows>("a row has the same bits");
+    expect_broken<drops_by_local_heads>("o is the formula's");
+    expect_broken<forgets_sinks_gradient>("the gradient of sinks, which is added to, is the");
+    expect_broken<overwrites_bias_gradient>("the gradient of the bias, which is added to, is the");
 }

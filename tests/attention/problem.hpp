@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/attention.hpp>
+#include <ulysses/core/error.hpp>
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/tensor_view.hpp>
@@ -104,15 +105,41 @@ struct problem {
     operand<T> q, k, v, o, dout, dq;
     operand<A> lse, dk, dv;
     std::vector<std::byte> memory;
+    // What happens to scores, of the item's heads; empty: nothing.
+    int64_t query_head = 0;
+    double softcap = 0;
+    std::vector<float> slopes, sinks, bias;
+    ulysses::extents4 bias_extents{};
+    ulysses::dropout_mask dropout{};
+    std::vector<A> dsinks, dbias;
+
+    ulysses::logit_gradients<A> dlogits() {
+        if (dbias.empty()) return {.sinks = dsinks};
+        return {.sinks = dsinks, .bias = {dbias.data(), bias_extents}};
+    }
 
     ulysses::attention_call call() {
         auto const misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
         auto const skip = misaligned == 0 ? 0 : 64 - misaligned;
-        return {.query_begin = size.begin,
+        return {.query_head = query_head,
+                .kv_head = query_head / size.group,
+                .query_begin = size.begin,
                 .key_begin = size.held_begin,
                 .visible = size.rule(),
                 .scale = size.scale,
+                .softcap = softcap,
+                .slopes = slopes,
+                .sinks = sinks,
+                .bias = bias.empty() ? ulysses::logit_bias{}
+                                     : ulysses::logit_bias(bias.data(), bias_extents),
+                .dropout = dropout,
                 .workspace = std::span{memory}.subspan(skip)};
+    }
+
+    std::string text() const {
+        return ulysses::concat(size.text(), ", first head ", query_head, ", softcap ", softcap,
+                               ", ", slopes.size(), " slopes, ", sinks.size(), " sinks, bias of ",
+                               bias.size(), dropout.empty() ? "" : ", dropout");
     }
 
     template <class Attention>
@@ -136,9 +163,9 @@ struct problem {
     template <class Attention>
     void backward(Attention const& attention) {
         prepare(attention);
-        ulysses::attention_backward_views<T> views{q.view(),  k.view(),    v.view(),
-                                                   o.view(),  dout.view(), lse.view(),
-                                                   dq.view(), dk.view(),   dv.view()};
+        ulysses::attention_backward_views<T> views{q.view(),    k.view(),   v.view(),  o.view(),
+                                                   dout.view(), lse.view(), dq.view(), dk.view(),
+                                                   dv.view(),   dlogits()};
         attention.template backward<T>(call(), views);
     }
 };
@@ -166,6 +193,15 @@ problem<T> random_problem(std::mt19937_64& random, sizes const& size) {
     return p;
 }
 
+/// What happens to the scores of `from` happens to those of `to`.
+template <class To, class From>
+void copy_scores(problem<To>& to, problem<From> const& from) {
+    to.query_head = from.query_head, to.softcap = from.softcap;
+    to.slopes = from.slopes, to.sinks = from.sinks, to.bias = from.bias;
+    to.bias_extents = from.bias_extents, to.dropout = from.dropout;
+    to.dsinks.assign(to.sinks.size(), 0), to.dbias.assign(to.bias.size(), 0);
+}
+
 /// The same problem in another element type.
 template <class To, class From>
 problem<To> converted(problem<From> const& from) {
@@ -176,6 +212,7 @@ problem<To> converted(problem<From> const& from) {
             x.memory[i] = To(static_cast<accumulator_t<To>>(y.memory[i]));
     };
     copy(to.q, from.q), copy(to.k, from.k), copy(to.v, from.v), copy(to.dout, from.dout);
+    copy_scores(to, from);
     return to;
 }
 
@@ -198,6 +235,7 @@ problem<T> item_of(problem<T> const& whole, int64_t begin, int64_t rows, ulysses
     auto const first = begin - whole.size.begin;
     copy(part.q, whole.q, first), copy(part.dout, whole.dout, first);
     copy(part.k, whole.k, keys.begin), copy(part.v, whole.v, keys.begin);
+    copy_scores(part, whole);
     return part;
 }
 
@@ -259,7 +297,7 @@ std::vector<double> probabilities(problem<T> const& p, int64_t b, int64_t row, i
 /// lie in
 /// [-1, 1]. u is the unit roundoff of the accumulator, w that of the element.
 struct bounds {
-    double o, lse, dq, dk, dv;
+    double o, lse, dq, dk, dv, dsinks, dbias;
 };
 
 template <class T>
@@ -269,6 +307,14 @@ bounds bounds_of(problem<T> const& p) {
     auto const d = static_cast<double>(p.size.dim), dv = static_cast<double>(p.size.value_dim);
     auto const keys = static_cast<double>(p.size.held);
     auto const scale = std::fabs(p.size.scale);
+    auto const largest = [](std::vector<float> const& x) {
+        return x.empty() ? 0.0 : static_cast<double>(*std::max_element(x.begin(), x.end()));
+    };
+    // What is done to a score rounds in the magnitude of what is added.
+    auto const added = p.softcap + largest(p.bias) + largest(p.sinks) +
+                       largest(p.slopes) * static_cast<double>(p.size.keys + p.size.tokens);
+    auto const raised = p.dropout.scale();
+    auto const terms = static_cast<double>(p.size.rows * p.size.group);
     std::vector<double> weight(
         at(p.size.batch * p.size.kv_heads * p.size.held));  // sum_i p_ij of a column
     for (int64_t b = 0; b < p.size.batch; ++b)
@@ -279,18 +325,29 @@ bounds bounds_of(problem<T> const& p) {
                     weight[at((b * p.size.kv_heads + h / p.size.group) * p.size.held) + j] +=
                         row[j];
             }
-    auto const heaviest = weight.empty() ? 0 : *std::max_element(weight.begin(), weight.end());
-    auto const terms = static_cast<double>(p.size.rows * p.size.group);
-    auto const score = u * (d + 6) * scale * d;  // a score
+    auto const heaviest = weight.empty() ? 0
+                          : added > 0    ? terms  // each at most 1
+                                         : *std::max_element(weight.begin(), weight.end());
+    auto const score = u * ((d + 6) * scale * d + 8 * added);
     auto const lse = score + u * (keys + std::log(keys + 1) + scale * d + 8);
     auto const probability = 2 * score + lse + 8 * u;  // relative, of a probability
-    auto const o = probability + u * (keys + 6) + w;
-    auto const ds = dv * (u * (2 * dv + 4) + o) + 2 * dv * probability;  // relative to p_ij
+    auto const o = raised * (probability + u * (keys + 6) + w);
+    auto const capped = p.softcap > 0 ? 2 * score / p.softcap + 8 * u : 0;  // 1 - tanh^2
+    // relative to p_ij
+    auto const ds = raised * dv * (u * (2 * dv + 4) + 2 * probability + 2 * capped) + dv * o;
+    auto const product = 2 * dv * raised;  // |dp - delta|
+    // Sums over all rows, and over what a bias's extents of 1 stand for.
+    auto const rows = static_cast<double>(p.size.batch * p.size.rows);
+    auto const summed = rows * keys * static_cast<double>(p.size.heads()) /
+                        std::max(1.0, static_cast<double>(p.bias.size()));
+    auto const most = std::max(summed, 1.0);
     return {.o = o,
             .lse = lse,
-            .dq = scale * (ds + 2 * dv * (u * (keys + 4) + w)),
-            .dk = scale * heaviest * (ds + 2 * dv * u * (terms + 4)),
-            .dv = heaviest * (probability + u * (terms + 4))};
+            .dq = scale * (ds + product * (u * (keys + 4) + w)),
+            .dk = scale * heaviest * (ds + product * u * (terms + 4)),
+            .dv = raised * heaviest * (probability + u * (terms + 4)),
+            .dsinks = rows * (ds + product * u * (rows + 4)),
+            .dbias = most * (ds + product * u * (most + 4))};
 }
 
 }  // namespace attention_test

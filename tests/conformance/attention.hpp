@@ -105,6 +105,35 @@ inline sizes drawn_sizes(std::mt19937_64& random, ulysses::attention_features co
     return s;
 }
 
+/// What the features allow to happen to scores, each in half of the problems.
+template <class T>
+void draw_scores(std::mt19937_64& random, ulysses::attention_features const& features,
+                 problem<T>& p) {
+    auto const below = [&](int64_t limit) {
+        return static_cast<int64_t>(random() % static_cast<std::uint64_t>(limit));
+    };
+    auto const numbers = [&](int64_t count, float largest) {
+        std::vector<float> all(at(count));
+        for (auto& x : all) x = largest * static_cast<float>(below(129)) / 128;
+        return all;
+    };
+    auto const heads = p.size.heads();
+    p.query_head = p.size.group * below(4);  // the item's heads are not the layer's first
+    if (features.softcap && below(2) == 0) p.softcap = 0.25 + 0.25 * static_cast<double>(below(8));
+    if (features.alibi && below(2) == 0) p.slopes = numbers(heads, 0.5f);
+    if (features.sinks && below(2) == 0) p.sinks = numbers(heads, 2.0f);
+    if (features.bias && below(2) == 0) {
+        auto const some = [&](int64_t all) { return below(2) == 0 ? 1 : all; };
+        p.bias_extents = {some(p.size.batch), some(heads), some(p.size.tokens), some(p.size.keys)};
+        auto const& [b, h, i, j] = p.bias_extents;
+        p.bias = numbers(b * h * i * j, 1.0f);
+    }
+    if (features.dropout && below(2) == 0)
+        p.dropout = {0.1 * static_cast<double>(1 + below(8)),
+                     {.seed = random(), .first_sample = 7}};
+    copy_scores(p, p);
+}
+
 /// A value that only this kit writes: what shows in a result has been read from where it may not be,
 /// and what is missing afterwards has been written there.
 template <class T>
@@ -172,8 +201,8 @@ class guarded_workspace {
     std::size_t bytes_, first_ = 0;
 };
 
-/// Runs a problem between guards: forward, and backward where there is one, into `p`. dk and dv hold
-/// `before` when backward begins.
+/// Runs a problem between guards: forward, and backward where there is one, into `p`. What is added to
+/// holds `before` when backward begins.
 template <class Attention, class T>
 void run_guarded(Attention const& attention, problem<T>& p, accumulator_t<T> before) {
     using A = accumulator_t<T>;
@@ -206,13 +235,14 @@ void run_guarded(Attention const& attention, problem<T>& p, accumulator_t<T> bef
             auto const view = each->view();
             for_each(view, [&](auto b, auto s, auto h, auto d) { view(b, s, h, d) = before; });
         }
+        for (auto* each : {&p.dsinks, &p.dbias}) std::fill(each->begin(), each->end(), before);
         guarded_workspace workspace(bytes);
         call.workspace = workspace.span();
         ulysses::attention_backward_views<T> const views{q.view(),    k.view(),
                                                          v.view(),    std::as_const(o).view(),
                                                          dout.view(), std::as_const(lse).view(),
                                                          dq.view(),   dk.view(),
-                                                         dv.view()};
+                                                         dv.view(),   p.dlogits()};
         attention.backward(call, views);
         expect(workspace.untouched_around(), workspace_rule, "backward, " + where);
         expect(dq.untouched_around() && dk.untouched_around() && dv.untouched_around() &&
@@ -231,13 +261,25 @@ inline void expect_near(double difference, double bound, std::string_view what,
                ulysses::concat(", off by ", difference * 1e6, "e-6, allowed ", bound * 1e6, "e-6"));
 }
 
+template <class A>
+void expect_gradient(std::vector<A> const& seen, std::vector<double> const& exact, double before,
+                     double bound, std::string_view what, std::string const& where) {
+    double worst = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+        auto const off = std::fabs(static_cast<double>(seen[i]) - exact[i] - before);
+        worst = std::isnan(off) ? INFINITY : std::max(worst, off);
+    }
+    expect_near(worst, bound, what, where);
+}
+
 template <class T, class Attention>
 void compare_with_reference(Attention const& attention, std::uint64_t seed) {
     using A = accumulator_t<T>;
     std::mt19937_64 random{seed};
     auto p = random_problem<T>(random,
                                drawn_sizes(random, Attention::features, attention.row_multiple()));
-    auto const where = ulysses::concat("seed ", seed, ", ", p.size.text());
+    draw_scores(random, Attention::features, p);
+    auto const where = ulysses::concat("seed ", seed, ", ", p.text());
     auto exact = converted<double>(p);
     exact.forward(ulysses::reference_attention{});
     exact.backward(ulysses::reference_attention{});
@@ -258,6 +300,13 @@ void compare_with_reference(Attention const& attention, std::uint64_t seed) {
                     where);
         expect_near(largest_difference(p.dv, exact.dv), bound.dv + added, "dv, which is added to,",
                     where);
+        auto const start = static_cast<double>(before);
+        auto const all = static_cast<double>(p.size.batch * p.size.rows * p.size.heads());
+        auto const rounded = u * (all * static_cast<double>(p.size.held) + 2);
+        expect_gradient(p.dsinks, exact.dsinks, start, bound.dsinks + rounded,
+                        "the gradient of sinks, which is added to,", where);
+        expect_gradient(p.dbias, exact.dbias, start, bound.dbias + rounded,
+                        "the gradient of the bias, which is added to,", where);
     }
     auto again = p;
     run_guarded(attention, again, before);
@@ -268,10 +317,11 @@ void compare_with_reference(Attention const& attention, std::uint64_t seed) {
            repeats, where);
 }
 
+/// What a mask is combined with.
+enum class edges { none, window, documents, holes, scores };
+
 /// Rows [begin, end) alone, over the keys they see or some more, have the bits they have in the
 /// whole; so do those of other layouts.
-/// What a mask is combined with.
-enum class edges { none, window, documents, holes };
 
 template <class T, class Attention>
 void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts, ulysses::mask mask,
@@ -302,6 +352,7 @@ void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts, 
             size.present.push_back(i < tokens / 4 || i >= tokens / 2);
     }
     auto whole = random_problem<T>(random, size);
+    if (with == edges::scores) draw_scores(random, Attention::features, whole);
     run_guarded(attention, whole, accumulator_t<T>(0));
     constexpr std::string_view same =
         "a row has the same bits whichever cuts on row_multiple() it lies between";
@@ -309,7 +360,8 @@ void compare_cuts(Attention const& attention, std::vector<int64_t> const& cuts, 
         auto const begin = cuts[c], end = cuts[c + 1];
         auto const needed = seen_by_rows(size, begin, end);
         // What is held begins at key 0 where no edge is further on.
-        auto const first = with == edges::none ? 0 : needed.begin;
+        auto const held_from_0 = with == edges::none || with == edges::scores;
+        auto const first = held_from_0 ? 0 : needed.begin;
         auto const layout = static_cast<order>(c % 4);
         for (auto const more : {0, 5}) {
             auto part = item_of(
@@ -377,6 +429,10 @@ void check_attention(Attention const& attention, attention_options const& given 
                                           {in::edges::holes, features.holes}})
             if (asked)
                 in::compare_cuts<T>(attention, cuts_on(multiple, 3 * multiple + 59), mask, with);
+        if (features.softcap || features.alibi || features.bias || features.sinks ||
+            features.dropout)
+            for (std::int64_t const tokens : {2 * multiple + 40, 3 * multiple + 59})
+                in::compare_cuts<T>(attention, cuts_on(multiple, tokens), mask, in::edges::scores);
     }
 }
 

@@ -225,6 +225,41 @@ TEST_CASE("case 16: dims of keys and values that differ") {
         equal_shares(24, 2));
 }
 
+TEST_CASE("evaluation: alone over the whole sequence and over ranks give the same output") {
+    // One sample a rank: each evaluates its own by itself, then all of them all together. No
+    // context, and a layer with dropout is given no key.
+    for (int ranks : {2, 3, 4}) {
+        CAPTURE(ranks);
+        auto p = make_problem<float>(
+            21, {.heads = 4, .kv_heads = 2, .head_dim = 8, .mask = causal, .dropout = 0.5}, ranks,
+            270);
+        auto const order = zigzag(p.tokens, ranks);
+        auto const together = p.step(order);
+        results<float> alone(p), shared(p);
+        run_ranks(ranks, [&](uly::threads::communicator c) {
+            auto const own = [&](tensor<float> const& x) {  // [1, S, H, D]
+                auto const& [b, s, h, d] = x.sizes;
+                return uly::token_view<float>(x.data() + c.rank() * s * h * d, {1, s, h, d});
+            };
+            uly::pipeline bypass{uly::serial{}, uly::sequence_local{}, builtin_attention{},
+                                 p.layer};
+            bypass.attend(uly::sequence::split(1, 1, p.tokens), own(p.q), own(p.k), own(p.v),
+                          own(alone.o));
+            uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{}, p.layer};
+            local_problem<float> l(p, together, c.rank());
+            layer.attend(together, l.q, l.k, l.v, l.o);
+            put_back(together.queries(), c.rank(), l.o, shared.o);
+        });
+        CHECK(same_bits(shared.o, alone.o));
+        // Nothing was dropped, as in a layer without dropout; training drops.
+        auto kept = p;
+        kept.layer.dropout = 0.0;
+        CHECK(same_bits(compute_alone<builtin_attention>(kept).o, alone.o));
+        p.dropout = uly::dropout_key{.seed = 1};
+        CHECK_FALSE(same_bits(compute<builtin_attention>(p, order).o, alone.o));
+    }
+}
+
 TEST_CASE("one rank whose tokens are out of order: exchanged with itself, not attended in place") {
     // Attending in place would apply the causal mask to local indices.
     auto const p = make_problem<double>(1, {.heads = 2, .head_dim = 4, .mask = causal}, 2, 10);

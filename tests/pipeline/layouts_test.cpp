@@ -118,18 +118,38 @@ TEST_CASE_TEMPLATE("layouts: operands in any axis order", Order,
     }
 }
 
+namespace {
+
+/// How a token's q, k and v lie in one row, in units of one head: where the first head of each is,
+/// and from head to head.
+struct packing {
+    char const* name;
+    int64_t heads, kv_heads;
+    int64_t k_first, v_first, q_step, kv_step;
+    bool q_inside = true;
+};
+
+}  // namespace
+
 TEST_CASE("layouts: q, k and v packed in one row a token, their gradients too") {
-    // Row: 6 heads of q, 2 of k, 2 of v, and 3 elements that belong to somebody else. Then
-    // interleaved by key-value head, as Megatron's linear layers write it: 3 q, 1 k, 1 v, for each
-    // of the two.
-    auto const p = make_problem<float>(2, gqa, 2, 11);
-    for (bool const interleaved : {false, true})
+    // After each row 3 elements that belong to somebody else.
+    packing const all[] = {
+        {"side by side", 6, 2, 6, 8, 1, 1},
+        {"interleaved by head, [H, 3, D]", 5, 5, 1, 2, 3, 3},
+        // Megatron's linear layers write 3 q, 1 k, 1 v for each of two key-value heads. Six query
+        // heads do not lie at one stride there: a view can only take them group by group, so q
+        // stays packed and k and v are taken from the interleaved rows.
+        {"interleaved by group, [Hkv, G + 2, D]", 6, 2, 3, 4, 0, 5, false},
+    };
+    for (auto const& form : all)
         for (int ranks : {1, 3}) {
-            CAPTURE(interleaved);
+            CAPTURE(form.name);
             CAPTURE(ranks);
+            auto shape = gqa;
+            shape.heads = form.heads, shape.kv_heads = form.kv_heads;
+            auto const p = make_problem<float>(2, shape, 2, 11);
             auto const deal = striped(11, ranks);
             auto const step = uly::sequence::of(2, deal);
-            auto const right = compute<builtin_attention>(p, deal);
             int touched = 0;
             results<float> whole(p);
             std::mutex mutex;
@@ -137,52 +157,45 @@ TEST_CASE("layouts: q, k and v packed in one row a token, their gradients too") 
                 uly::pipeline layer{c, uly::sequence_local{}, builtin_attention{}, p.layer};
                 local_problem<float> const l(p, step, c.rank());
                 auto const s = step.queries().count(c.rank());
-                constexpr int64_t dim = 4, row = (6 + 2 + 2) * dim + 3;
+                auto const heads = form.heads, kv_heads = form.kv_heads;
+                constexpr int64_t dim = 4;
+                auto const own = (heads + 2 * kv_heads) * dim, row = own + 3;
                 constexpr auto foreign = 12345.0f;
                 std::vector<float> x(static_cast<std::size_t>(2 * s * row), foreign), dx = x;
-                std::vector<float> o(static_cast<std::size_t>(2 * s * 6 * dim),
-                                     not_a_number<float>()),
-                    dout = o;
+                std::vector<float> o(static_cast<std::size_t>(2 * s * heads * dim),
+                                     not_a_number<float>());
+                auto dout = o, q = o, dq = o;
                 using view = uly::token_view<float>;
-                auto const part = [&](std::vector<float>& memory, int64_t first, int64_t heads,
+                auto const alone = [&](std::vector<float>& memory) {
+                    return view{memory.data(), {2, s, heads, dim}};
+                };
+                auto const part = [&](std::vector<float>& memory, int64_t first, int64_t count,
                                       int64_t head) {
                     return view{memory.data() + first * dim,
-                                {2, s, heads, dim},
+                                {2, s, count, dim},
                                 {s * row, row, head * dim, 1}};
                 };
                 struct {
                     view q, k, v, o, dout, dq, dk, dv;
-                } views;
-                views.o = {o.data(), {2, s, 6, dim}};
-                views.dout = {dout.data(), {2, s, 6, dim}};
-                if (!interleaved) {
-                    views.q = part(x, 0, 6, 1), views.k = part(x, 6, 2, 1),
-                    views.v = part(x, 8, 2, 1);
-                    views.dq = part(dx, 0, 6, 1), views.dk = part(dx, 6, 2, 1),
-                    views.dv = part(dx, 8, 2, 1);
-                    run_with(layer, step, l, views, whole, c.rank());
-                } else {
-                    // Six query heads do not lie at one stride there: a view can only take them
-                    // group by group, so q stays packed and k and v are taken from the interleaved
-                    // rows.
-                    std::vector<float> q(o.size()), dq(o.size(), not_a_number<float>());
-                    views.q = {q.data(), {2, s, 6, dim}};
-                    views.dq = {dq.data(), {2, s, 6, dim}};
-                    views.k = part(x, 3, 2, 5), views.v = part(x, 4, 2, 5);
-                    views.dk = part(dx, 3, 2, 5), views.dv = part(dx, 4, 2, 5);
-                    run_with(layer, step, l, views, whole, c.rank());
-                }
+                } const views{form.q_inside ? part(x, 0, heads, form.q_step) : alone(q),
+                              part(x, form.k_first, kv_heads, form.kv_step),
+                              part(x, form.v_first, kv_heads, form.kv_step),
+                              alone(o),
+                              alone(dout),
+                              form.q_inside ? part(dx, 0, heads, form.q_step) : alone(dq),
+                              part(dx, form.k_first, kv_heads, form.kv_step),
+                              part(dx, form.v_first, kv_heads, form.kv_step)};
+                run_with(layer, step, l, views, whole, c.rank());
                 std::lock_guard lock(mutex);
                 for (auto* memory : {&x, &dx})
                     for (std::size_t i = 0; i < memory->size(); ++i) {
                         auto const column = static_cast<int64_t>(i) % row;
-                        auto const head = column / dim;
-                        auto const ours = column < 40 && (!interleaved || head % 5 >= 3);
+                        auto const ours = column < own && (form.q_inside || column / dim % 5 >= 3);
                         touched += !ours && (*memory)[i] != foreign;
                     }
             });
             CHECK(touched == 0);
-            check_same(whole, right);
+            check_same(whole, compute<builtin_attention>(p, deal));
         }
 }
 
