@@ -7,6 +7,7 @@
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/tensor.hpp>
 #include <ulysses/pipeline/attention_pass.hpp>
+#include <ulysses/pipeline/cache.hpp>
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/describe.hpp>
 #include <ulysses/pipeline/features.hpp>
@@ -64,6 +65,7 @@ class pipeline {
    public:
     using space_type = typename Comm::space_type;
     using context_type = context<Comm>;
+    using cache_type = kv_cache<Comm>;
 
     /// *Throws* `invalid_shape` for a shape no plan exists for; `unsupported` naming the feature
     /// that the attention functor lacks.
@@ -88,6 +90,16 @@ class pipeline {
     /// What backward needs of forward; one a layer (and a micro-batch in flight), reused.
     context_type make_context() const { return {}; }
 
+    /// What inference keeps of the tokens so far: room for `capacity` keys of `batch` samples, of
+    /// elements T. *Blocking*: two fences and a window, whatever the layout policy. *Throws* on every
+    /// rank `invalid_shape` when a head would be cut (use assignment::whole_heads) or the memory is
+    /// beyond what is counted, `disagreement` when ranks ask for different caches.
+    template <element T>
+    cache_type make_cache(std::int64_t batch, std::int64_t capacity,
+                          where at = where::here()) const {
+        return cache_type::template make<T>(ranks(), layer_, batch, capacity, at);
+    }
+
     /// Steps 3 to 5 for inference: o = attention(q, k, v).
     ///
     /// *Shape*: sequence_local: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], o [B, s, Hq,
@@ -97,7 +109,21 @@ class pipeline {
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, Q const& q, K const& k, V const& v, O const& o,
                 where at = where::here()) {
-        attend_with(step, nullptr, q, k, v, o, at);
+        attend_with(step, nullptr, nullptr, q, k, v, o, at);
+    }
+
+    /// Steps 3 to 5 over a cache: the step's keys and values go into it behind those that are there,
+    /// and its rows see them all. The step's `past` is `cache.lengths()`.
+    ///
+    /// *Shape*: as above, of the step's own tokens. *Blocking*: two fences over more than one rank;
+    /// one more after the cache was used without (head_local, `truncate`). *Throws* besides, before
+    /// anything moves, `invalid_sequence` when the step does not continue the cache or the cache has
+    /// no room for it, `invalid_call` when it was made for other operands. After an error it holds
+    /// what it held.
+    template <class Q, class K, class V, class O>
+    void attend(sequence const& step, cache_type& cache, Q const& q, K const& k, V const& v,
+                O const& o, where at = where::here()) {
+        attend_with(step, nullptr, &cache, q, k, v, o, at);
     }
 
     /// Steps 3 to 5 for training: also fills `saved`. With keep::exchanged the caller's tensors are
@@ -106,7 +132,7 @@ class pipeline {
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, context_type& saved, Q const& q, K const& k, V const& v,
                 O const& o, where at = where::here()) {
-        attend_with(step, &saved, q, k, v, o, at);
+        attend_with(step, &saved, nullptr, q, k, v, o, at);
     }
 
     /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten.
@@ -171,14 +197,21 @@ class pipeline {
     template <class X, class Weights, class Y>
     void forward(sequence const& step, X const& x, Weights const& weights, Y const& y,
                  where at = where::here()) {
-        forward_with(step, nullptr, x, weights, y, at);
+        forward_with(step, nullptr, nullptr, x, weights, y, at);
+    }
+
+    /// Steps 2 to 6 over a cache, as `attend` over one.
+    template <class X, class Weights, class Y>
+    void forward(sequence const& step, cache_type& cache, X const& x, Weights const& weights,
+                 Y const& y, where at = where::here()) {
+        forward_with(step, nullptr, &cache, x, weights, y, at);
     }
 
     /// Steps 2 to 6 for training: also fills `saved`.
     template <class X, class Weights, class Y>
     void forward(sequence const& step, context_type& saved, X const& x, Weights const& weights,
                  Y const& y, where at = where::here()) {
-        forward_with(step, &saved, x, weights, y, at);
+        forward_with(step, &saved, nullptr, x, weights, y, at);
     }
 
     /// Backward of `forward`. `x` and `weights` as they were; dx is overwritten, gradients are
@@ -258,22 +291,7 @@ class pipeline {
     /// The plan of a step on this rank: items, blocks, rows for each peer. Valid until the next
     /// call.
     plan const& planned(sequence const& step, where at = where::here()) {
-        if (!planned_ || planned_hash_ != step.hash()) {
-            planned_ = false;
-            plan_.rebuild(layer_, step, ranks().size(), ranks().rank(),
-                          pass_.attention().row_multiple(), at);
-            check_step_features<Attention>(plan_, at);
-            planned_hash_ = step.hash();
-            planned_ = true;
-        }
-        if constexpr (std::is_same_v<Layout, head_local>)
-            for (auto const& item : plan_.items())
-                if (item.work.rows() != plan_.queries())
-                    raise(errc::invalid_shape, at, "pipeline",
-                          "head_local operands need whole heads on every rank "
-                          "(assignment::whole_heads)",
-                          layer_.heads, " heads on ", ranks().size(), " ranks");
-        return plan_;
+        return planned_for(step, 0, at);
     }
 
     /// Text: shape, items, bytes and the way each step takes, for elements of `type`.
@@ -312,10 +330,39 @@ class pipeline {
         return {&qkv_q, &qkv_k, &qkv_v, kept ? &saved->o : &scratch_.o};
     }
 
-    /// The plan of a collective call: a step that has none on this rank is an error on every rank.
-    plan const& planned_by_all(sequence const& step, pass_kind kind, where at) {
+    plan const& planned_for(sequence const& step, std::int64_t cache_capacity, where at) {
+        if (!planned_ || planned_hash_ != step.hash() || planned_capacity_ != cache_capacity) {
+            planned_ = false;
+            plan_.rebuild(layer_, step, ranks().size(), ranks().rank(),
+                          pass_.attention().row_multiple(), cache_capacity, at);
+            check_step_features<Attention>(plan_, at);
+            planned_hash_ = step.hash();
+            planned_capacity_ = cache_capacity;
+            planned_ = true;
+        }
+        if constexpr (std::is_same_v<Layout, head_local>)
+            for (auto const& item : plan_.items())
+                if (item.work.rows() != plan_.queries())
+                    raise(errc::invalid_shape, at, "pipeline",
+                          "head_local operands need whole heads on every rank "
+                          "(assignment::whole_heads)",
+                          layer_.heads, " heads on ", ranks().size(), " ranks");
+        return plan_;
+    }
+
+    /// The plan of a collective call: a step that has none on this rank, or that does not continue its
+    /// cache, is an error on every rank.
+    plan const& planned_by_all(sequence const& step, pass_kind kind, where at,
+                               cache_type const* cache = nullptr, dtype type = dtype::none) {
         fence_status status;
-        guarded(status, name(kind), at, [&] { planned(step, at); });
+        guarded(status, name(kind), at, [&] {
+            if (cache != nullptr)
+                cache->expect_fits(step, layer_, type, ranks(), at);
+            else if (step.packed().has_past())
+                raise(errc::invalid_call, at, name(kind), "a step with past needs its cache",
+                      "none was given");
+            planned_for(step, cache != nullptr ? cache->capacity() : 0, at);
+        });
         if (status.code != errc::none) pass_.refuse(status);
         return plan_;
     }
@@ -343,26 +390,27 @@ class pipeline {
     }
 
     template <class Q, class K, class V, class O>
-    void attend_with(sequence const& step, context_type* saved, Q const& q, K const& k, V const& v,
-                     O const& o, where at) {
+    void attend_with(sequence const& step, context_type* saved, cache_type* cache, Q const& q,
+                     K const& k, V const& v, O const& o, where at) {
         using T = operand_type<Q, K, V, O>;
         static_assert(mutable_outputs<O>());
         observed_call const call(observer_, pass_kind::attend);
-        auto const& moves = planned_by_all(step, pass_kind::attend, at);
-        pass_.template forward<T>(moves, pass_kind::attend, saved, observer_, at, [&](auto& local) {
-            take_inputs(local, moves, "attend", q, k, v, at);
-            local.o = heads_of<T, Layout>(o, "o", at);
-            check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
-                         at);
-            check_apart("attend", "o", local.o, "q", local.q, at);
-            check_apart("attend", "o", local.o, "k", local.k, at);
-            check_apart("attend", "o", local.o, "v", local.v, at);
-        });
+        auto const& moves = planned_by_all(step, pass_kind::attend, at, cache, dtype_of<T>);
+        pass_.template forward<T>(
+            moves, pass_kind::attend, saved, cache, observer_, at, [&](auto& local) {
+                take_inputs(local, moves, "attend", q, k, v, at);
+                local.o = heads_of<T, Layout>(o, "o", at);
+                check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
+                             at);
+                check_apart("attend", "o", local.o, "q", local.q, at);
+                check_apart("attend", "o", local.o, "k", local.k, at);
+                check_apart("attend", "o", local.o, "v", local.v, at);
+            });
     }
 
     template <class X, class Weights, class Y>
-    void forward_with(sequence const& step, context_type* saved, X const& x, Weights const& weights,
-                      Y const& y, where at) {
+    void forward_with(sequence const& step, context_type* saved, cache_type* cache, X const& x,
+                      Weights const& weights, Y const& y, where at) {
         using T = operand_type<X, Y>;
         static_assert(mutable_outputs<Y>());
         static_assert(std::is_same_v<Layout, sequence_local>,
@@ -371,11 +419,11 @@ class pipeline {
         static_assert(projection_for<Projection, T, Weights> ||
                       explain_projection<Projection, T, Weights>());
         observed_call const call(observer_, pass_kind::forward);
-        auto const& moves = planned_by_all(step, pass_kind::forward, at);
+        auto const& moves = planned_by_all(step, pass_kind::forward, at, cache, dtype_of<T>);
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
         pass_.template forward<T>(
-            moves, pass_kind::forward, saved, observer_, at, [&](auto& local) {
+            moves, pass_kind::forward, saved, cache, observer_, at, [&](auto& local) {
                 token_view<T const> const x_view = tokens_of<T>(x, "forward: x", at);
                 y_view = tokens_of<T>(y, "forward: y", at);
                 extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
@@ -415,6 +463,7 @@ class pipeline {
     plan plan_;
     bool planned_ = false;
     std::uint64_t planned_hash_ = 0;
+    std::int64_t planned_capacity_ = 0;
     scratch scratch_;
 };
 

@@ -4,6 +4,7 @@
 #include <ulysses/core/buffer.hpp>
 #include <ulysses/core/operand.hpp>
 #include <ulysses/core/view_copy.hpp>
+#include <ulysses/pipeline/cache.hpp>
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/operands.hpp>
 #include <ulysses/stage/attend.hpp>
@@ -29,6 +30,7 @@ class attention_pass {
    public:
     using space_type = typename Comm::space_type;
     using context_type = context<Comm>;
+    using cache_type = kv_cache<Comm>;
     using window = typename Comm::window_type;
 
     attention_pass(Comm ranks, Attention attention)
@@ -63,11 +65,11 @@ class attention_pass {
     }
 
     /// `prepare(operands)` fills in the local operands and may throw: its error leaves the call on
-    /// every rank.
+    /// every rank. With a cache, which fits the step, there is no context.
     template <class T, class Prepare>
-    void forward(plan const& moves, pass_kind kind, context_type* saved, Observer& seen, where at,
-                 Prepare const& prepare) {
-        collectively([&] { run_forward<T>(moves, kind, saved, seen, at, prepare); });
+    void forward(plan const& moves, pass_kind kind, context_type* saved, cache_type* cache,
+                 Observer& seen, where at, Prepare const& prepare) {
+        collectively([&] { run_forward<T>(moves, kind, saved, cache, seen, at, prepare); });
     }
 
     /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them
@@ -92,21 +94,23 @@ class attention_pass {
     }
 
     template <class T, class Prepare>
-    void run_forward(plan const& moves, pass_kind kind, context_type* saved, Observer& seen,
-                     where at, Prepare const& prepare) {
+    void run_forward(plan const& moves, pass_kind kind, context_type* saved, cache_type* cache,
+                     Observer& seen, where at, Prepare const& prepare) {
         auto const whole = kind == pass_kind::forward;
         auto const policy = moves.layer().keep;
         forward_regions places;
         auto const own_window = saved != nullptr && policy == keep::exchanged;
         moving_.begin(seen);
         auto status = begin(moves, kind, dtype_of<T>);
+        if (cache != nullptr) set(status, term::cache, cache->number());
         // Before windows grow: what a filled context holds must survive a refused call.
         guarded(status, name(kind), at, [&] {
             places = forward_regions::of<T>(moves);
             if (saved != nullptr) saved->expect_empty(ranks_, at);
         });
         auto const memory = open(moves, status, own_window ? saved : nullptr, places.inbox_bytes,
-                                 places.outbox_bytes);
+                                 places.outbox_bytes, cache != nullptr && cache->used_alone());
+        if (cache != nullptr && exchanging(moves)) cache->settle();
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         local_operands<T, Layout> local;
         attend_operands<T> operands;
@@ -117,8 +121,13 @@ class attention_pass {
             operands.lse = lse_operand<T>(lse, moves);
             if (!exchanging(moves)) return;
             seen.begin(step_id::to_heads);
-            if constexpr (std::is_same_v<Layout, sequence_local>)
-                to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
+            if constexpr (std::is_same_v<Layout, sequence_local>) {
+                if (cache != nullptr)
+                    to_heads(moving_, moves, inbox, places, cache->memory(), cache->places(),
+                             local.q, local.k, local.v);
+                else
+                    to_heads(moving_, moves, inbox, places, local.q, local.k, local.v);
+            }
             moving_.send(queue());
         });
         publish(moves, status, 1);
@@ -133,6 +142,11 @@ class attention_pass {
             } else {
                 set_queries_keys_values(operands, local);
                 operands.o = in_place(local.o);
+                if (cache != nullptr) cache->append(queue(), moves, local.k, local.v);
+            }
+            if (cache != nullptr) {
+                operands.k = {cache->own_part(), cache->places().k, moves.layer().head_dim};
+                operands.v = {cache->own_part(), cache->places().v, moves.layer().value_dim};
             }
             seen.begin(step_id::attend);
             ulysses::attend(attention_, moves, operands, workspace(), queue());
@@ -152,6 +166,7 @@ class attention_pass {
             seen.end(step_id::to_tokens);
         }
         if (saved != nullptr) saved->fill(filling<T>(moves, whole), ranks_);
+        if (cache != nullptr) cache->extend(moves);
     }
 
     template <class T, class Prepare>
@@ -267,15 +282,16 @@ class attention_pass {
     };
 
     /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
-    /// make sure that all are in the same call and none has failed.
+    /// make sure that all are in the same call and none has failed; also when that is `needed` before
+    /// a rank writes to another.
     windows open(plan const& moves, fence_status& status, context_type* saved,
-                 std::size_t inbox_bytes, std::size_t outbox_bytes) {
+                 std::size_t inbox_bytes, std::size_t outbox_bytes, bool needed = false) {
         if (!exchanging(moves)) return {};
         auto const grows = saved != nullptr
                                ? saved->grows(inbox_bytes, outbox_bytes)
                                : ranks_.shared_window_bytes(arena::inbox) < inbox_bytes ||
                                      ranks_.shared_window_bytes(arena::outbox) < outbox_bytes;
-        if (grows) ranks_.fence(status);
+        if (grows || needed) ranks_.fence(status);
         if (status.code != errc::none) return {};
         if (saved == nullptr)
             return {ranks_.shared_window(arena::inbox, inbox_bytes),

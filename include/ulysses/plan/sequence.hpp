@@ -27,7 +27,7 @@ struct sequence_options {
     /// -1.
     std::int64_t keys = -1;
     std::span<token_run const> key_order{};
-    packing_options packing{};  ///< documents, lengths and query positions, equal on every rank
+    packing_options packing{};  ///< documents, lengths, positions and past, equal on every rank
     /// [B, s]: the position of each of this rank's tokens in its document, from which the documents
     /// are found: one begins wherever positions do not grow. Given by every rank that holds tokens.
     std::span<std::int64_t const> positions{};
@@ -153,6 +153,10 @@ class sequence {
     /// Packs documents into the samples, shortens them, or places their queries. On a step that was
     /// built without a collective call: the same on every rank.
     sequence& pack(packing_options const& given, where at = where::here()) {
+        if (cross_ && !given.past.empty())
+            raise(errc::invalid_sequence, at, "sequence",
+                  "keys behind those of a cache are the queries' own", "the step has ",
+                  queries_.total(), " queries and ", keys_.total(), " keys of their own");
         packing_.set(given, batch_, queries_.total(), keys().total(), at);
         set_hash();
         return *this;
@@ -161,8 +165,10 @@ class sequence {
     /// Which keys each query row of a layer sees in this step. *Thread safety*: points into this.
     visibility visible(shape const& layer) const {
         return {layer.mask,     layer.window,       queries_.total(),
-                keys().total(), packing_.samples(), packing_.documents()};
+                visible_keys(), packing_.samples(), packing_.documents()};
     }
+    /// Keys of a sample that rows may see: those of a cache, of the sample with most, and the step's.
+    std::int64_t visible_keys() const { return packing_.largest_past() + keys().total(); }
     packing const& packed() const { return packing_; }
 
     int ranks() const { return queries_.ranks(); }
@@ -182,8 +188,8 @@ class sequence {
         std::array<std::int64_t, 2> tokens{};  // of queries and of keys
         std::array<std::size_t, 2> runs{};
         std::array<std::array<token_run, inline_runs>, 2> order{};
-        std::array<std::size_t, 3> lists{};       // entries of documents, lengths, positions
-        std::array<std::uint64_t, 3> contents{};  // their hashes
+        std::array<std::size_t, 4> lists{};       // entries of documents, lengths, positions, past
+        std::array<std::uint64_t, 4> contents{};  // their hashes
         std::int64_t positions = -1;              // how many positions it brings
     };
 
@@ -218,7 +224,7 @@ class sequence {
         std::copy_n(mine.key_order.begin(), std::min(inline_runs, mine.key_order.size()),
                     own.order[1].begin());
         std::array const lists{mine.packing.documents, mine.packing.lengths,
-                               mine.packing.query_positions};
+                               mine.packing.query_positions, mine.packing.past};
         for (std::size_t i = 0; i < lists.size(); ++i) {
             own.lists[i] = lists[i].size();
             word_hash hash;
@@ -244,8 +250,9 @@ class sequence {
             differs(r, "", "batch", shares_[0].batch, theirs.batch);
             differs(r, "", "whether keys are given", shares_[0].tokens[1] >= 0,
                     theirs.tokens[1] >= 0);
-            constexpr std::string_view lists[] = {"documents", "lengths", "query_positions"};
-            for (std::size_t i = 0; i < 3; ++i) {
+            constexpr std::string_view lists[] = {"documents", "lengths", "query_positions",
+                                                  "past"};
+            for (std::size_t i = 0; i < std::size(lists); ++i) {
                 differs(r, "the number of ", lists[i], shares_[0].lists[i], theirs.lists[i]);
                 differs(r, "the hash of ", lists[i], shares_[0].contents[i], theirs.contents[i]);
             }
@@ -308,7 +315,8 @@ class sequence {
                 starts_.push_back(static_cast<std::int64_t>(i));
         pack({.documents = starts_,
               .lengths = mine.packing.lengths,
-              .query_positions = mine.packing.query_positions},
+              .query_positions = mine.packing.query_positions,
+              .past = mine.packing.past},
              at);
     }
 
@@ -364,6 +372,7 @@ class sequence {
             for (auto const word : {own.begin, own.end, own.position, own.documents})
                 hash.add(word);
         for (auto const first : packing_.documents()) hash.add(first);
+        hash.add(packing_.has_past());
         hash_ = hash.value();
     }
 
