@@ -17,7 +17,7 @@ import tempfile
 import tally
 
 OPTIONS = ("--ranks --heads --kv-heads --layers --width --tokens --batch --steps --dtype --attention --seed "
-           "--learning-rate --sample --tolerance --trace --help").split()
+           "--learning-rate --sample --tolerance --trace --save --help").split()
 
 
 def small(text, *options):
@@ -44,6 +44,8 @@ def cases(text, folder):
         ("trace file", small(text, "--trace", folder / "none" / "trace.json"), 2, [
             "cannot write the trace file", "trace.json", "No such file"]),
         ("trace into a folder", small(text, "--trace", folder), 2, ["cannot write the trace file", str(folder)]),
+        ("model file", small(text, "--save", folder / "none" / "model"), 2, [
+            "cannot write the model file", "model", "No such file"]),
         ("kv heads", [text, "--heads", "6", "--kv-heads", "4"], 2, ["--kv-heads must divide", "heads 6", "kv-heads 4"]),
         ("width", [text, "--width", "100", "--heads", "6"], 2, ["--width", "width 100", "heads 6"]),
         ("odd head dim", [text, "--width", "18", "--heads", "6"], 2, ["even multiple", "width 18", "heads 6"]),

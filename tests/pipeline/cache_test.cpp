@@ -148,11 +148,9 @@ played<T> play(problem<T> const& supply, std::vector<call> const& script, int ra
             auto step = uly::sequence::of(supply.batch, random_orders(random, each.tokens, ranks));
             step.pack({.lengths = each.lengths, .past = cache.lengths()});
             if (each.head_parallel) {
-                auto const items = decode.planned(step).items();
-                auto const head = items.empty() ? 0 : items.front().work.head_begin;
-                auto const heads = items.empty() ? 0 : items.back().work.head_end - head;
-                auto const kv = items.empty() ? 0 : items.front().work.kv_begin;
-                auto const kv_heads = items.empty() ? 0 : items.back().work.kv_end - kv;
+                auto const share = cache.share();
+                auto const head = share.head_begin, heads = share.heads();
+                auto const kv = share.kv_begin, kv_heads = share.kv_heads();
                 tensor<T> const o({supply.batch, each.tokens, heads, supply.layer.value_dim});
                 decode.attend(step, cache, part_of(supply.q, begin, each.tokens, head, heads),
                               part_of(supply.k, begin, each.tokens, kv, kv_heads),

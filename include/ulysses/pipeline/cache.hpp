@@ -12,7 +12,6 @@
 #include <ulysses/plan/line.hpp>
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/plan/sequence.hpp>
-#include <ulysses/plan/share.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -24,6 +23,15 @@
 #include <vector>
 
 namespace ulysses::inline ULYSSES_ABI {
+
+/// The heads of one rank, half-open: query heads, and the key-value heads that they read.
+struct head_share {
+    std::int64_t head_begin = 0, head_end = 0;
+    std::int64_t kv_begin = 0, kv_end = 0;
+
+    constexpr std::int64_t heads() const { return head_end - head_begin; }
+    constexpr std::int64_t kv_heads() const { return kv_end - kv_begin; }
+};
 
 /// The keys and values that a layer has seen, for inference: on each rank all keys of the key-value
 /// heads that its query heads read, [head, sample, key] as in a region, with room for `capacity` keys
@@ -54,6 +62,7 @@ class kv_cache {
         std::swap(ranks_, other.ranks_);
         std::swap(layer_, other.layer_);
         std::swap(type_, other.type_);
+        std::swap(share_, other.share_);
         std::swap(capacity_, other.capacity_);
         std::swap(places_, other.places_);
         std::swap(memory_, other.memory_);
@@ -67,6 +76,8 @@ class kv_cache {
     std::int64_t batch() const { return static_cast<std::int64_t>(lengths_.size()); }
     /// Keys that a sample has room for.
     std::int64_t capacity() const { return capacity_; }
+    /// The heads whose keys lie on this rank: those of a head_local pipeline's operands.
+    head_share const& share() const { return share_; }
     /// Bytes this cache holds on this rank.
     std::size_t bytes() const { return places_.bytes; }
 
@@ -186,6 +197,7 @@ class kv_cache {
         guarded(status, name(pass_kind::make_cache), at, [&] {
             expect_whole_heads(layer, ranks.size(), at);
             places_ = cache_regions::of<T>(layer, rows_of(ranks, layer, batch, capacity, at));
+            share_ = share_of(layer, ranks.size(), ranks.rank());
             lengths_.assign(index(batch), 0);
         });
         ranks.fence(status);
@@ -204,6 +216,15 @@ class kv_cache {
         ranks.fence(status);
     }
 
+    /// Whole heads are dealt alike whatever rows weigh.
+    static head_share share_of(shape const& layer, int ranks, int rank) {
+        line const cuts(layer, 1, 1, ranks, 1);
+        auto const begin = cuts.cut(rank).head, end = cuts.cut(rank + 1).head;
+        auto const group = layer.heads / layer.kv_heads;
+        if (begin == end) return {};
+        return {begin, end, begin / group, (end - 1) / group + 1};
+    }
+
     /// Rows of k, and of v, on the rank with most key-value heads.
     static std::int64_t rows_of(Comm const& ranks, shape const& layer, std::int64_t batch,
                                 std::int64_t capacity, where at) {
@@ -211,12 +232,9 @@ class kv_cache {
             raise(errc::invalid_shape, at, "make_cache",
                   "a cache has 1 .. 2^31 - 1 samples, of as many keys", "batch ", batch,
                   ", capacity ", capacity);
-        line const cuts(layer, 1, 1, ranks.size(), 1);
         std::int64_t most = 0;
-        for (int r = 0; r < ranks.size(); ++r) {
-            rank_share const share(cuts.items(r), 1);
-            most = std::max(most, share.kv_end - share.kv_begin);
-        }
+        for (int r = 0; r < ranks.size(); ++r)
+            most = std::max(most, share_of(layer, ranks.size(), r).kv_heads());
         if (most > (std::int64_t{1} << 62) / batch / capacity)
             raise(errc::invalid_shape, at, "make_cache", "a cache must stay below 2^62 rows",
                   "key-value heads ", most, ", batch ", batch, ", capacity ", capacity);
@@ -257,6 +275,7 @@ class kv_cache {
 
     std::optional<Comm> ranks_;
     shape layer_{};
+    head_share share_{};
     dtype type_ = dtype::none;
     std::int64_t capacity_ = 0;
     cache_regions places_{};
