@@ -82,7 +82,8 @@ def given_to_program(folder, arguments):
     """What examples/run gives to the program, after its own words; tools and program are stood in for."""
     root = pathlib.Path(folder, "root")
     for script, body in [("tools/setup", ""), ("tools/build", ""), ("tools/openblas_core", ""),
-                         ("build/examples/train_lm", 'printf "<%s>" "$@"')]:
+                         ("build/examples/train_lm", 'printf "<%s>" "$@"'),
+                         ("build/examples/generate", 'printf "<%s>" "$@"')]:
         path = root / script
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\n{body}\n")
@@ -104,6 +105,7 @@ ORDERS = [
     ("t.txt u.txt", "<t.txt><u.txt>"),
     ("t.txt --steps", "<t.txt><--steps>"),
     ("--tokens -5 t.txt", "<t.txt><--tokens><-5>"),
+    ("--steps 5 --generate t.txt", "root/build/trained_model><--temperature><0.6>"),
     ("--steps 5 --help", "<--help>"),
     ("-h", "<--help>"),
     ("--steps 5", "own_text.txt><--steps><5>"),

@@ -359,7 +359,7 @@ class pipeline {
             if (cache != nullptr)
                 cache->expect_fits(step, layer_, type, ranks(), at);
             else if (step.packed().has_past())
-                raise(errc::invalid_call, at, name(kind), "a step with past needs its cache",
+                raise(errc::invalid_call, at, "pipeline", "a step with past needs its cache",
                       "none was given");
             planned_for(step, cache != nullptr ? cache->capacity() : 0, at);
         });

@@ -486,7 +486,7 @@ TEST_CASE("cache: it belongs to its layer, element type and group") {
         auto layer = pipeline_on(c);
         attend_ones<double>(layer, step_of(2, 1, 2, {0}), cache);
     });
-    check_refused(2, "ulysses: attend: a step with past needs its cache", [](group c) {
+    check_refused(2, "ulysses: pipeline: a step with past needs its cache", [](group c) {
         auto layer = pipeline_on(c);
         auto const step = step_of(2, 1, 2, {3});
         operands<double> const x(layer.layer(), step, c.rank());
