@@ -17,7 +17,7 @@ import tempfile
 import tally
 
 OPTIONS = ("--ranks --heads --kv-heads --layers --width --tokens --batch --steps --dtype --attention --seed "
-           "--learning-rate --sample --tolerance --trace --help").split()
+           "--learning-rate --sample --tolerance --trace --save --help").split()
 
 
 def small(text, *options):
@@ -44,6 +44,8 @@ def cases(text, folder):
         ("trace file", small(text, "--trace", folder / "none" / "trace.json"), 2, [
             "cannot write the trace file", "trace.json", "No such file"]),
         ("trace into a folder", small(text, "--trace", folder), 2, ["cannot write the trace file", str(folder)]),
+        ("model file", small(text, "--save", folder / "none" / "model"), 2, [
+            "cannot write the model file", "model", "No such file"]),
         ("kv heads", [text, "--heads", "6", "--kv-heads", "4"], 2, ["--kv-heads must divide", "heads 6", "kv-heads 4"]),
         ("width", [text, "--width", "100", "--heads", "6"], 2, ["--width", "width 100", "heads 6"]),
         ("odd head dim", [text, "--width", "18", "--heads", "6"], 2, ["even multiple", "width 18", "heads 6"]),
@@ -80,7 +82,8 @@ def given_to_program(folder, arguments):
     """What examples/run gives to the program, after its own words; tools and program are stood in for."""
     root = pathlib.Path(folder, "root")
     for script, body in [("tools/setup", ""), ("tools/build", ""), ("tools/openblas_core", ""),
-                         ("build/examples/train_lm", 'printf "<%s>" "$@"')]:
+                         ("build/examples/train_lm", 'printf "<%s>" "$@"'),
+                         ("build/examples/generate", 'printf "<%s>" "$@"')]:
         path = root / script
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\n{body}\n")
@@ -102,6 +105,7 @@ ORDERS = [
     ("t.txt u.txt", "<t.txt><u.txt>"),
     ("t.txt --steps", "<t.txt><--steps>"),
     ("--tokens -5 t.txt", "<t.txt><--tokens><-5>"),
+    ("--steps 5 --generate t.txt", "root/build/trained_model><--temperature><0.6>"),
     ("--steps 5 --help", "<--help>"),
     ("-h", "<--help>"),
     ("--steps 5", "own_text.txt><--steps><5>"),

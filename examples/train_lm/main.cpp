@@ -29,14 +29,20 @@ int run(lm::options const& given) {
     lm::text const source(given.text_file, given.tokens);
     std::optional<lm::trace_file> trace;
     if (!given.trace.empty()) trace.emplace(given.trace);
+    std::optional<lm::model_file> saved;
+    if (!given.save.empty()) saved.emplace(given.save);
     auto const traced = std::max_element(given.ranks.begin(), given.ranks.end());
     lm::print_head(given, source);
     std::vector<lm::run_report> runs;
     for (auto each = given.ranks.begin(); each != given.ranks.end(); ++each)
         runs.push_back(chosen(given)(*each, given, source, each + 1 == given.ranks.end(),
-                                     trace && each == traced ? &*trace : nullptr));
+                                     trace && each == traced ? &*trace : nullptr,
+                                     saved ? &*saved : nullptr));
     lm::print_report(given, runs);
     if (trace) trace->write(given);
+    if (saved)
+        std::printf("\nsaved    the model of P = %d: %s\n", given.ranks.back(),
+                    given.save.c_str());
     auto const wrong = lm::complaint(given, runs);
     if (wrong.empty()) return 0;
     std::fprintf(stderr, "train_lm: %s\n", wrong.c_str());

@@ -25,17 +25,15 @@ class model {
    public:
     using ranks_type = ulysses::threads::communicator;
 
-    /// `recorder`, if any, is told what attention does in each layer.
+    /// `recorder`, if any, is told what attention does in each layer. Caches need whole heads.
     model(ranks_type ranks, model_shape const& shape, Attention attention,
-          ulysses::trace_recorder* recorder = nullptr)
+          ulysses::trace_recorder* recorder = nullptr,
+          ulysses::assignment assignment = ulysses::assignment::balanced)
         : shape_(shape),
-          attention_(ranks, ulysses::sequence_local{}, attention,
-                     ulysses::shape{.heads = shape.heads,
-                                    .kv_heads = shape.kv_heads,
-                                    .head_dim = shape.head_dim(),
-                                    .mask = ulysses::mask::causal},
-                     projection_type(gemm{}, ulysses::rope(shape.head_dim())),
-                     observer_type(ulysses::counting_observer(ranks.rank()), {})),
+          projection_(gemm{}, ulysses::rope(shape.head_dim())),
+          attention_(ranks, ulysses::sequence_local{}, attention, layer_shape(shape, assignment),
+                     projection_, observer_type(ulysses::counting_observer(ranks.rank()), {})),
+          by_heads_(ranks, ulysses::head_local{}, attention, layer_shape(shape, assignment)),
           layers_(static_cast<std::size_t>(shape.layers)) {
         for (std::size_t i = 0; recorder != nullptr && i < layers_.size(); ++i)
             layers_[i].seen = recorder->observe("layer " + std::to_string(i));
@@ -44,13 +42,50 @@ class model {
     /// Logits [B, s, 256] of the tokens this rank holds; bytes [B, s]. Keeps what `backward` needs.
     tensor<T> const& forward(ulysses::sequence const& step, weights<T> const& w,
                              std::span<std::uint8_t const> bytes) {
-        return logits_of(step, w, bytes, true);
+        return logits_of(
+            own_tokens(step), step.batch(), w, bytes, [&](layer& a, layer_weights<T> const& of) {
+                attention_.forward(step, a.context, a.attention_in, projections(of), branch_);
+            });
     }
 
     /// The same logits, for evaluation: nothing is kept.
     tensor<T> const& infer(ulysses::sequence const& step, weights<T> const& w,
                            std::span<std::uint8_t const> bytes) {
-        return logits_of(step, w, bytes, false);
+        return logits_of(own_tokens(step), step.batch(), w, bytes,
+                         [&](layer& a, layer_weights<T> const& of) {
+                             attention_.forward(step, a.attention_in, projections(of), branch_);
+                         });
+    }
+
+    /// Makes every layer's cache, empty, for one sample of `tokens` tokens.
+    void make_caches(std::int64_t tokens) {
+        for (auto& each : layers_) each.cache = attention_.template make_cache<T>(1, tokens);
+    }
+    /// How many tokens the caches hold: the `past` of the next step.
+    std::span<std::int64_t const> cached() const { return layers_.front().cache.lengths(); }
+    std::size_t cache_bytes() const {
+        std::size_t sum = 0;
+        for (auto const& each : layers_) sum += each.cache.bytes();
+        return sum;
+    }
+
+    // [snippet extend]
+    /// The logits of tokens that follow those in the caches, and go into them.
+    tensor<T> const& extend(ulysses::sequence const& step, weights<T> const& w,
+                            std::span<std::uint8_t const> bytes) {
+        return logits_of(
+            own_tokens(step), step.batch(), w, bytes, [&](layer& a, layer_weights<T> const& of) {
+                attention_.forward(step, a.cache, a.attention_in, projections(of), branch_);
+            });
+    }
+    // [/snippet]
+
+    /// The same where every rank holds all tokens of the step, and computes its own heads with them:
+    /// attention exchanges nothing, the output projections of all heads are summed.
+    tensor<T> const& extend_by_heads(ulysses::sequence const& step, weights<T> const& w,
+                                     std::span<std::uint8_t const> bytes) {
+        return logits_of(step.queries().total(), step.batch(), w, bytes,
+                         [&](layer& a, layer_weights<T> const& of) { attend_heads(step, a, of); });
     }
 
     /// Takes the gradient that `cross_entropy` left in the logits and adds this rank's part of all
@@ -100,14 +135,27 @@ class model {
     using observer_type = ulysses::observers<ulysses::counting_observer, ulysses::trace_observer>;
     using pipeline_type = ulysses::pipeline<ranks_type, ulysses::sequence_local, Attention,
                                             projection_type, observer_type>;
+    using heads_pipeline_type = ulysses::pipeline<ranks_type, ulysses::head_local, Attention>;
 
     struct layer {
         typename pipeline_type::context_type context;
+        typename pipeline_type::cache_type cache;
         ulysses::trace_observer seen;                // does nothing without a recorder
         tensor<T> in, attention_in, middle, mlp_in;  // [B, s, C]
         tensor<T> gate_up, hidden;                   // [B, s, 2F], [B, s, F]
         tensor<T> attention_inverse, mlp_inverse;    // [B, s, 1]
     };
+
+    static ulysses::shape layer_shape(model_shape const& shape, ulysses::assignment assignment) {
+        return {.heads = shape.heads,
+                .kv_heads = shape.kv_heads,
+                .head_dim = shape.head_dim(),
+                .mask = ulysses::mask::causal,
+                .assignment = assignment};
+    }
+    std::int64_t own_tokens(ulysses::sequence const& step) const {
+        return step.queries().count(attention_.ranks().rank());
+    }
 
     static ulysses::dense_weights<T> projections(layer_weights<T> const& w) {
         return {.q = w.q, .k = w.k, .v = w.v, .o = w.o};
@@ -129,13 +177,15 @@ class model {
         }
     }
 
-    tensor<T> const& logits_of(ulysses::sequence const& step, weights<T> const& w,
-                               std::span<std::uint8_t const> bytes, bool keep) {
-        reshape(step.batch(), step.queries().count(attention_.ranks().rank()));
+    /// `attend(layer, weights)` writes the attention of layer.attention_in to branch_.
+    template <class Attend>
+    tensor<T> const& logits_of(std::int64_t tokens, std::int64_t batch, weights<T> const& w,
+                               std::span<std::uint8_t const> bytes, Attend const& attend) {
+        reshape(batch, tokens);
         embed(bytes, static_cast<T const*>(w.embedding.data), layers_.front().in);
         for (std::size_t i = 0; i < layers_.size(); ++i)
-            layer_forward(step, layers_[i], w.layers[i],
-                          i + 1 < layers_.size() ? layers_[i + 1].in : last_, keep);
+            layer_forward(layers_[i], w.layers[i],
+                          i + 1 < layers_.size() ? layers_[i + 1].in : last_, attend);
         rms_norm(last_, w.final_gain, final_inverse_, final_);
         linear<T>(final_, transposed(w.embedding), logits_);
         return logits_;
@@ -147,20 +197,51 @@ class model {
     }
 
     /// x + attention(norm(x)), then x + mlp(norm(x)).  a.in [B, s, C] -> out [B, s, C]
-    void layer_forward(ulysses::sequence const& step, layer& a, layer_weights<T> const& w,
-                       tensor<T> const& out, bool keep) {
+    template <class Attend>
+    void layer_forward(layer& a, layer_weights<T> const& w, tensor<T> const& out,
+                       Attend const& attend) {
         observe(a);
         rms_norm(a.in, w.attention_gain, a.attention_inverse, a.attention_in);
-        if (keep)
-            attention_.forward(step, a.context, a.attention_in, projections(w), branch_);
-        else
-            attention_.forward(step, a.attention_in, projections(w), branch_);
+        attend(a, w);
         add(a.in, branch_, a.middle);
         rms_norm(a.middle, w.mlp_gain, a.mlp_inverse, a.mlp_in);
         linear<T>(a.mlp_in, w.gate_up, a.gate_up);
         swiglu(a.gate_up, a.hidden);
         linear<T>(a.hidden, w.down, branch_);
         add(a.middle, branch_, out);
+    }
+
+    // [snippet heads]
+    void attend_heads(ulysses::sequence const& step, layer& a, layer_weights<T> const& w) {
+        auto const& ranks = attention_.ranks();
+        auto const share = a.cache.share();  // the heads of this rank
+        auto const dim = shape_.head_dim(), n = step.queries().total();
+        auto const columns = [&](ulysses::weight_view<T> const& whole, std::int64_t head) {
+            return ulysses::weight_view<T>{whole.data + head * dim, whole.stride};
+        };
+        ulysses::dense_weights<T> const own{
+            .q = columns(w.q, share.head_begin),
+            .k = columns(w.k, share.kv_begin),
+            .v = columns(w.v, share.kv_begin),
+            .o = {w.o.data + share.head_begin * dim * w.o.stride, w.o.stride}};
+        auto const operand = [&](tensor<T>& memory, std::int64_t heads) {
+            memory.reshape(1, n, heads * dim);
+            return ulysses::token_view<T>(memory.data(), {1, n, heads, dim});
+        };
+        auto const q = operand(q_, share.heads()), k = operand(k_, share.kv_heads()),
+                   v = operand(v_, share.kv_heads()), o = operand(o_, share.heads());
+        auto const x = ulysses::view_of_tokens<ulysses::sequence_local>(a.attention_in, "x");
+        auto const y = ulysses::view_of_tokens<ulysses::sequence_local>(branch_, "y");
+        // Every rank holds what rank 0 does in the step.
+        ulysses::project_in<projection_type, T>(projection_, step, 0, x, own, q, k, v);
+        by_heads_.attend(step, a.cache, of_heads(q), of_heads(k), of_heads(v), of_heads(o));
+        ulysses::project_out<projection_type, T>(projection_, step, 0, o, own, y);
+        ranks.all_reduce(std::span<T>(branch_.data(), static_cast<std::size_t>(branch_.size())),
+                         ulysses::reduction::sum);
+    }
+    // [/snippet]
+    static ulysses::head_view<T> of_heads(ulysses::token_view<T> const& x) {
+        return {x.data, x.extents, x.strides};
     }
 
     /// Turns stream_, the gradient of the layer's output, into that of its input.
@@ -180,12 +261,15 @@ class model {
     }
 
     model_shape shape_;
+    projection_type projection_;
     pipeline_type attention_;
+    heads_pipeline_type by_heads_;  // over the same caches
     std::vector<layer> layers_;
     tensor<T> last_, final_, branch_, stream_;  // [B, s, C]
     tensor<T> final_inverse_;                   // [B, s, 1]
     tensor<T> logits_;                          // [B, s, 256]
     tensor<T> dhidden_;                         // [B, s, F]
+    tensor<T> q_, k_, v_, o_;                   // [1, n, heads of this rank x D]
 };
 
 }  // namespace lm

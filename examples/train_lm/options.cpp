@@ -85,6 +85,8 @@ std::optional<options> parse(int argc, char** argv) {
         ->check(CLI::NonNegativeNumber.description(""));
     app.add_option("--trace", given.trace,
                    "file for a trace of attention in the last 2 steps on the most ranks");
+    app.add_option("--save", given.save,
+                   "file for the parameters of the last run, which the program generate reads");
     try {
         app.parse(argc, argv);
         check(given);

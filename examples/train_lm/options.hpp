@@ -1,20 +1,15 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include "bad_input.hpp"
 #include "weights.hpp"
 
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace lm {
-
-/// What the user gave cannot be run; the text says why, with the values.
-struct bad_input : std::runtime_error {
-    using runtime_error::runtime_error;
-};
 
 struct options {
     std::string text_file;
@@ -30,6 +25,7 @@ struct options {
     std::int64_t sample = 320;
     std::optional<double> tolerance;
     std::string trace;  ///< file to write; empty: none
+    std::string save;   ///< likewise
 };
 
 /// *Returns* nothing when the user only asked for help, which is then printed.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "model.hpp"
+#include "model_file.hpp"
 #include "optimizer.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -94,9 +95,11 @@ class trainer {
         auto const from = source_.held_out().first(
             static_cast<std::size_t>(std::min<std::int64_t>(given_.tokens, 48)));
         report.prompt.assign(from.begin(), from.end());
-        report.sample =
-            continued(model_, weights_, report.prompt, given_.tokens, given_.sample, given_.seed);
+        report.sample = continued(model_, weights_, report.prompt, given_.tokens, given_.sample,
+                                  sampler(0.6, given_.seed));
     }
+
+    weights<T> const& trained() const { return weights_; }
 
    private:
     std::int64_t share_of(std::int64_t tokens) const {
@@ -171,11 +174,11 @@ class trainer {
     batch batch_;
 };
 
-/// Trains with `ranks` ranks, each a thread of this process. The last run writes the sample. `trace`,
-/// if any, records this run.
+/// Trains with `ranks` ranks, each a thread of this process. The last run writes the sample, and its
+/// parameters to `saved`, if any. `trace`, if any, records this run.
 template <class T, class Attention>
-run_report train(int ranks, options const& given, text const& source, bool last,
-                 trace_file* trace) {
+run_report train(int ranks, options const& given, text const& source, bool last, trace_file* trace,
+                 model_file* saved) {
     run_report report;
     if (trace != nullptr) trace->prepare(ranks, given);
     ulysses::threads::run(ranks, [&](ulysses::threads::communicator handle) {
@@ -184,6 +187,7 @@ run_report train(int ranks, options const& given, text const& source, bool last,
         progress bar(handle.rank() == 0, ranks);
         auto seen = mine.run(bar);
         if (last) mine.write_sample(seen);
+        if (last && handle.rank() == 0 && saved != nullptr) saved->write(mine.trained());
         if (handle.rank() == 0) report = std::move(seen);
     });
     return report;

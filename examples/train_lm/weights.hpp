@@ -39,11 +39,11 @@ struct layer_weights {
 template <class T>
 class weights {
    public:
-    explicit weights(model_shape const& shape) : shape_(shape) {
+    explicit weights(model_shape const& given) : shape_(given) {
         // First the matrices, which decay, then the gains.
-        auto const c = shape.width, kv = shape.kv_heads * shape.head_dim(), f = shape.hidden();
-        matrices_ = vocabulary * c + shape.layers * (2 * c * c + 2 * c * kv + 3 * c * f);
-        elements_.resize(static_cast<std::size_t>(matrices_ + (2 * shape.layers + 1) * c));
+        auto const c = given.width, kv = given.kv_heads * given.head_dim(), f = given.hidden();
+        matrices_ = vocabulary * c + given.layers * (2 * c * c + 2 * c * kv + 3 * c * f);
+        elements_.resize(static_cast<std::size_t>(matrices_ + (2 * given.layers + 1) * c));
         auto* next = elements_.data();
         auto const take = [&](std::int64_t rows, std::int64_t columns) {
             weight_view<T> const view{next, columns};
@@ -51,7 +51,7 @@ class weights {
             return view;
         };
         embedding = take(vocabulary, c);
-        layers.resize(static_cast<std::size_t>(shape.layers));
+        layers.resize(static_cast<std::size_t>(given.layers));
         for (auto& each : layers)
             each = {.q = take(c, c),
                     .k = take(c, kv),
@@ -86,6 +86,7 @@ class weights {
         }
     }
 
+    model_shape const& shape() const { return shape_; }
     std::span<T> all() { return elements_; }
     std::span<T> matrices() { return all().first(static_cast<std::size_t>(matrices_)); }
     std::span<T const> all() const { return elements_; }

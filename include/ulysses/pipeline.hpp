@@ -7,6 +7,7 @@
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/tensor.hpp>
 #include <ulysses/pipeline/attention_pass.hpp>
+#include <ulysses/pipeline/cache.hpp>
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/describe.hpp>
 #include <ulysses/pipeline/features.hpp>
@@ -76,6 +77,7 @@ class pipeline {
    public:
     using space_type = typename Comm::space_type;
     using context_type = context<Comm>;
+    using cache_type = kv_cache<Comm>;
 
     /// *Throws* `invalid_shape` for a shape no plan exists for; `unsupported` naming the feature
     /// that the attention functor lacks.
@@ -102,6 +104,16 @@ class pipeline {
     /// What backward needs of forward; one a layer (and a micro-batch in flight), reused.
     context_type make_context() const { return {}; }
 
+    /// What inference keeps of the tokens so far: room for `capacity` keys of `batch` samples, of
+    /// elements T. *Blocking*: two fences and a window, whatever the layout policy. *Throws* on every
+    /// rank `invalid_shape` when a head would be cut (use assignment::whole_heads) or the memory is
+    /// beyond what is counted, `disagreement` when ranks ask for different caches.
+    template <element T>
+    cache_type make_cache(std::int64_t batch, std::int64_t capacity,
+                          where at = where::here()) const {
+        return cache_type::template make<T>(ranks(), layer_, batch, capacity, at);
+    }
+
     /// Steps 3 to 5 for inference: o = attention(q, k, v). `logits` has what the layer's scores take
     /// beside q and k; with a dropout key, the call drops as in training.
     ///
@@ -112,7 +124,21 @@ class pipeline {
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, Q const& q, K const& k, V const& v, O const& o,
                 logit_inputs const& logits = {}, where at = where::here()) {
-        attend_with(step, nullptr, q, k, v, o, logits, at);
+        attend_with(step, nullptr, nullptr, q, k, v, o, logits, at);
+    }
+
+    /// Steps 3 to 5 over a cache: the step's keys and values go into it behind those that are there,
+    /// and its rows see them all. The step's `past` is `cache.lengths()`.
+    ///
+    /// *Shape*: as above, of the step's own tokens. *Blocking*: two fences over more than one rank;
+    /// one more after the cache was used without (head_local, `truncate`). *Throws* besides, before
+    /// anything moves, `invalid_sequence` when the step does not continue the cache or the cache has
+    /// no room for it, `invalid_call` when it was made for other operands. After an error it holds
+    /// what it held.
+    template <class Q, class K, class V, class O>
+    void attend(sequence const& step, cache_type& cache, Q const& q, K const& k, V const& v,
+                O const& o, logit_inputs const& logits = {}, where at = where::here()) {
+        attend_with(step, nullptr, &cache, q, k, v, o, logits, at);
     }
 
     /// Steps 3 to 5 for training: also fills `saved`. With keep::exchanged the caller's tensors are
@@ -121,7 +147,7 @@ class pipeline {
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, context_type& saved, Q const& q, K const& k, V const& v,
                 O const& o, logit_inputs const& logits = {}, where at = where::here()) {
-        attend_with(step, &saved, q, k, v, o, logits, at);
+        attend_with(step, &saved, nullptr, q, k, v, o, logits, at);
     }
 
     /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten. `logits`
@@ -193,14 +219,21 @@ class pipeline {
     template <class X, class Weights, class Y>
     void forward(sequence const& step, X const& x, Weights const& weights, Y const& y,
                  logit_inputs const& logits = {}, where at = where::here()) {
-        forward_with(step, nullptr, x, weights, y, logits, at);
+        forward_with(step, nullptr, nullptr, x, weights, y, logits, at);
+    }
+
+    /// Steps 2 to 6 over a cache, as `attend` over one.
+    template <class X, class Weights, class Y>
+    void forward(sequence const& step, cache_type& cache, X const& x, Weights const& weights,
+                 Y const& y, logit_inputs const& logits = {}, where at = where::here()) {
+        forward_with(step, nullptr, &cache, x, weights, y, logits, at);
     }
 
     /// Steps 2 to 6 for training: also fills `saved`.
     template <class X, class Weights, class Y>
     void forward(sequence const& step, context_type& saved, X const& x, Weights const& weights,
                  Y const& y, logit_inputs const& logits = {}, where at = where::here()) {
-        forward_with(step, &saved, x, weights, y, logits, at);
+        forward_with(step, &saved, nullptr, x, weights, y, logits, at);
     }
 
     /// Backward of `forward`. `x` and `weights` as they were; dx is overwritten, gradients are
@@ -353,10 +386,12 @@ class pipeline {
 
     static constexpr bool six_steps = !std::is_same_v<Projection, no_projection>;
 
-    void plan_all(sequence const& step, where at) {
-        if (!plans_.fit(step))
-            plans_.rebuild(layer_, pass_.exchanging(step) ? layer_.chunks : 1, step, ranks().size(),
-                           ranks().rank(), pass_.attention().row_multiple(), at,
+    /// `cache_capacity`: of the cache that a call is over, whose heads are dealt at once; 0: none.
+    void plan_all(sequence const& step, where at, std::int64_t cache_capacity = 0) {
+        auto const chunked = pass_.exchanging(step) && cache_capacity == 0;
+        if (!plans_.fit(step, cache_capacity))
+            plans_.rebuild(layer_, chunked ? layer_.chunks : 1, step, ranks().size(),
+                           ranks().rank(), pass_.attention().row_multiple(), cache_capacity, at,
                            [&](plan const& first) { check_step_features<Attention>(first, at); });
         if constexpr (std::is_same_v<Layout, head_local>)
             for (auto const& item : plans_.first().items())
@@ -396,11 +431,19 @@ class pipeline {
         }
     }
 
-    /// The plan, of the first chunk, of a collective call: a step that has none on this rank is an error
-    /// on every rank.
-    plan const& planned_by_all(sequence const& step, pass_kind kind, where at) {
+    /// The plan, of the first chunk, of a collective call: a step that has none on this rank, or that does not continue its
+    /// cache, is an error on every rank.
+    plan const& planned_by_all(sequence const& step, pass_kind kind, where at,
+                               cache_type const* cache = nullptr, dtype type = dtype::none) {
         fence_status status;
-        guarded(status, name(kind), at, [&] { plan_all(step, at); });
+        guarded(status, name(kind), at, [&] {
+            if (cache != nullptr)
+                cache->expect_fits(step, layer_, type, ranks(), at);
+            else if (step.packed().has_past())
+                raise(errc::invalid_call, at, "pipeline", "a step with past needs its cache",
+                      "none was given");
+            plan_all(step, at, cache != nullptr ? cache->capacity() : 0);
+        });
         if (status.code != errc::none) pass_.refuse(status);
         return plans_.first();
     }
@@ -433,14 +476,14 @@ class pipeline {
     }
 
     template <class Q, class K, class V, class O>
-    void attend_with(sequence const& step, context_type* saved, Q const& q, K const& k, V const& v,
-                     O const& o, logit_inputs const& logits, where at) {
+    void attend_with(sequence const& step, context_type* saved, cache_type* cache, Q const& q,
+                     K const& k, V const& v, O const& o, logit_inputs const& logits, where at) {
         using T = operand_type<Q, K, V, O>;
         static_assert(mutable_outputs<O>());
         observed_call const call(observer_, pass_kind::attend);
-        auto const& moves = planned_by_all(step, pass_kind::attend, at);
+        auto const& moves = planned_by_all(step, pass_kind::attend, at, cache, dtype_of<T>);
         pass_.template forward<T>(
-            plans_.all(), pass_kind::attend, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::attend, saved, cache, observer_, at, [&](auto& local) {
                 take_inputs(local, moves, "attend", q, k, v, at);
                 local.o = heads_of<T, Layout>(o, "o", at);
                 check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
@@ -454,8 +497,8 @@ class pipeline {
     }
 
     template <class X, class Weights, class Y>
-    void forward_with(sequence const& step, context_type* saved, X const& x, Weights const& weights,
-                      Y const& y, logit_inputs const& logits, where at) {
+    void forward_with(sequence const& step, context_type* saved, cache_type* cache, X const& x,
+                      Weights const& weights, Y const& y, logit_inputs const& logits, where at) {
         using T = operand_type<X, Y>;
         static_assert(mutable_outputs<Y>());
         static_assert(std::is_same_v<Layout, sequence_local>,
@@ -464,11 +507,11 @@ class pipeline {
         static_assert(projection_for<Projection, T, Weights> ||
                       explain_projection<Projection, T, Weights>());
         observed_call const call(observer_, pass_kind::forward);
-        auto const& moves = planned_by_all(step, pass_kind::forward, at);
+        auto const& moves = planned_by_all(step, pass_kind::forward, at, cache, dtype_of<T>);
         auto const rank = ranks().rank();
         token_view<T> y_view, o;
         pass_.template forward<T>(
-            plans_.all(), pass_kind::forward, saved, observer_, at, [&](auto& local) {
+            plans_.all(), pass_kind::forward, saved, cache, observer_, at, [&](auto& local) {
                 token_view<T const> const x_view = tokens_of<T>(x, "forward: x", at);
                 y_view = tokens_of<T>(y, "forward: y", at);
                 extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};

@@ -168,6 +168,60 @@ TEST_CASE("allocation: the counter counts") {
     CHECK(allocations.load() == before + 3);
 }
 
+namespace {
+
+/// Decode, one token of each sample a call, by tokens and by heads in turn over one cache.
+template <class Attention, class T>
+void check_steady_decode(int ranks) {
+    uly::shape const shape = uly::checked({.heads = 4,
+                                           .kv_heads = 2,
+                                           .head_dim = 4,
+                                           .mask = uly::mask::causal,
+                                           .assignment = uly::assignment::whole_heads});
+    long seen = -1;
+    run_ranks(ranks, [&](uly::threads::communicator c) {
+        uly::pipeline layer{c, uly::sequence_local{}, Attention{}, shape};
+        uly::pipeline decode{c, uly::head_local{}, Attention{}, shape};
+        auto cache = layer.template make_cache<T>(3, 600);
+        auto const own = [&](int64_t tokens) { return c.rank() == 0 ? tokens : 0; };
+        uly::sequence step;
+        auto const renew = [&](std::vector<int64_t> const& lengths, int64_t tokens) {
+            step.renew(c, {.batch = 3,
+                           .tokens = own(tokens),
+                           .packing = {.lengths = lengths, .past = cache.lengths()}});
+        };
+        auto const q = tensor<T>({3, own(1), 4, 4}, T(1)), k = tensor<T>({3, own(1), 2, 4}, T(1));
+        auto const heads = 4 / ranks, kv_heads = std::max(1, 2 / ranks);
+        auto const q1 = tensor<T>({3, 1, heads, 4}, T(1)),
+                   k1 = tensor<T>({3, 1, kv_heads, 4}, T(1));
+        tensor<T> const o(q.sizes), o1(q1.sizes);
+        std::vector<int64_t> const uneven{0, 1, 1}, none;
+        renew(uneven, 1);  // pasts that differ: most blocks
+        layer.attend(step, cache, q, k, k, o);
+        auto const number = steady_allocations(c, [&] {
+            for (int i = 0; i < 29; ++i) {  // past a tile of keys
+                renew(none, 1);
+                layer.attend(step, cache, q, k, k, o);
+                renew(none, 1);
+                decode.attend(step, cache, q1, k1, k1, o1);
+            }
+            cache.truncate(0, cache.lengths()[0] - 1);
+        });
+        if (c.rank() == 0) seen = number;
+    });
+    CHECK(seen == 0);
+}
+
+}  // namespace
+
+TEST_CASE("allocation: decode over a cache allocates nothing, however long it grows") {
+    for (int ranks : {1, 4}) {
+        CAPTURE(ranks);
+        check_steady_decode<builtin_attention, float>(ranks);
+        check_steady_decode<uly::reference_attention, double>(ranks);  // workspace grows with keys
+    }
+}
+
 TEST_CASE("allocation: a steady state allocates nothing") {
     for (auto const keep : {uly::keep::exchanged, uly::keep::local, uly::keep::nothing})
         for (int ranks : {1, 4}) {

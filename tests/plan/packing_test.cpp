@@ -250,8 +250,60 @@ TEST_CASE("packing: what cannot be is refused with its values") {
                   message);
 }
 
+TEST_CASE("packing: a past moves queries and keys behind what is cached") {
+    auto step = uly::sequence::split(2, 3, 4);
+    list const past{5, 0, 2}, lengths{4, 1, 0};
+    step.pack({.lengths = lengths, .past = past});
+    CHECK(step.keys().total() == 4);
+    CHECK(step.visible_keys() == 9);
+    auto const rule =
+        step.visible(uly::checked({.heads = 1, .head_dim = 1, .mask = uly::mask::causal}));
+    CHECK(rule.keys == 9);
+    CHECK(rule.keys_of(0, 0) == uly::index_range{0, 6});
+    CHECK(rule.keys_of(0, 3) == uly::index_range{0, 9});
+    CHECK(rule.keys_of(1, 0) == uly::index_range{0, 1});
+    CHECK(rule.keys_of(1, 3) == uly::index_range{0, 1});  // padding: sees what there is
+    CHECK(rule.keys_of(2, 0) == uly::index_range{0, 2});
+    // The same samples without a cache are another step.
+    auto const with_past = step.hash();
+    list const ends{4}, five{3}, one{1};
+    auto placed = uly::sequence::split(1, 1, 4), cached = uly::sequence::split(1, 1, 4);
+    placed.pack({.lengths = ends, .query_positions = five});
+    cached.pack({.lengths = one, .past = five});
+    CHECK(placed.packed().samples()[0].end == cached.packed().samples()[0].end);
+    CHECK(placed.packed().samples()[0].position == cached.packed().samples()[0].position);
+    CHECK(placed.hash() != cached.hash());
+    CHECK(step.pack({}).hash() != with_past);
+    CHECK(step.visible_keys() == 4);
+}
+
+TEST_CASE("packing: a past that cannot be is refused with its values") {
+    auto step = uly::sequence::split(2, 2, 8);
+    auto const refused = [&](uly::packing_options const& given, char const* text) {
+        auto const message = refusal_of([&] { step.pack(given); });
+        CHECK_MESSAGE(message.find(text) != std::string::npos, message);
+    };
+    list const two{3, 4}, three{1, 2, 3}, negative{0, -1}, far{0, (int64_t{1} << 31) - 8}, zero{0};
+    refused({.past = three}, "past must name one for each sample: 3 pasts, batch 2");
+    refused({.past = negative}, "a sample's past and the step's tokens together must lie in 0 .. "
+                                "2^31 - 1: sample 1 has past -1 and 8 tokens");
+    refused({.past = far}, "sample 1 has past 2147483640 and 8 tokens");
+    refused({.documents = zero, .past = two},
+            "past says where queries stand, in one document a sample without padding: 1 documents, 0 "
+            "query_positions");
+    refused({.query_positions = two, .past = two}, "0 documents, 2 query_positions");
+    std::vector<std::uint8_t> const there(16, 1);
+    refused({.present = there, .past = two}, "0 documents, 0 query_positions, 16 present");
+    std::vector<runs> const queries{{{0, 4}}, {{4, 4}}}, keys{{{0, 5}}, {{5, 3}}};
+    auto cross = uly::sequence::of(2, queries, keys);
+    auto const message = refusal_of([&] { cross.pack({.past = two}); });
+    CHECK_MESSAGE(message.find("keys behind those of a cache are the queries' own: the step has 8 "
+                               "queries and 8 keys of their own") != std::string::npos,
+                  message);
+}
+
 TEST_CASE("packing: ranks that pack otherwise get the same error") {
-    list const two{0, 3}, other{0, 5}, none, four(4), three(3);
+    list const two{0, 3}, other{0, 5}, none, four(4), three(3), one{5}, six{6};
     auto const same = [&](auto const& options_of, std::string const& text) {
         auto const seen = agree_errors(options_of);
         CHECK(seen[0] == seen[1]);
@@ -263,6 +315,12 @@ TEST_CASE("packing: ranks that pack otherwise get the same error") {
     same(
         [&](int r) { return options{.tokens = 4, .packing = {.documents = r == 0 ? two : other}}; },
         "the hash of documents must be equal on every rank: rank 0 has ");
+    same([&](int r) { return options{.tokens = 4, .packing = {.past = r == 0 ? one : six}}; },
+         "the hash of past must be equal on every rank: rank 0 has ");
+    same([&](int r) { return options{.tokens = 4, .packing = {.past = r == 0 ? one : none}}; },
+         "the number of past must be equal on every rank: rank 0 has 1, rank 1 has 0");
+    same([&](int) { return options{.tokens = 4, .packing = {.past = one}, .positions = four}; },
+         "past says where queries stand, in one document a sample");
     same([&](int r) { return options{.tokens = 4, .positions = r == 0 ? four : none}; },
          "positions must name one for each sample and token of the rank: rank 1 has 0, expected 4");
     same([&](int r) { return options{.tokens = 4, .positions = r == 0 ? three : four}; },

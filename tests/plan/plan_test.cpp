@@ -546,6 +546,117 @@ TEST_CASE("plan: the hash tells plans apart") {
     CHECK(other([](auto& s) { s.keep = uly::keep::nothing; }) != hash);
     CHECK(plan_of(layer, step, 0, 2).hash() != hash);
     CHECK(plan_of(layer, uly::sequence::split(2, 1, 12), 0).hash() != hash);
+    uly::plan cached;
+    cached.rebuild(layer, step, 2, 0, 1, {{0, layer.kv_heads}}, 20);
+    CHECK(cached.hash() != hash);
+}
+
+namespace {
+
+/// The identities of the rows of `blocks` that are of `peer`, by the row that `row_of` names.
+template <class RowOf, class Id>
+void place_rows(std::span<uly::plan_block const> blocks, int peer, int64_t batch,
+                std::vector<int64_t>& rows, RowOf const& row_of, Id const& id_of) {
+    for (auto const& block : blocks) {
+        if (block.peer != peer) continue;
+        for (int64_t b = 0; b < block.samples_of(batch); ++b)
+            for (int64_t t = 0; t < block.tokens; ++t)
+                for (int64_t h = 0; h < block.heads; ++h) {
+                    auto& row = rows.at(at(row_of(block, b, t, h)));
+                    REQUIRE(row == -1);  // written once
+                    row = id_of(block.sample + b, block.token + t, block.head + h);
+                }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("plan: the keys of a step go behind each sample's own in a cache") {
+    auto const cases = how_many(2000);
+    for (std::uint64_t seed = 1; seed <= cases; ++seed) {
+        CAPTURE(seed);
+        random_engine random{seed};
+        auto const ranks = static_cast<int>(1 + below(random, 6));
+        auto const batch = 1 + below(random, 4), tokens = 1 + below(random, 9);
+        auto const kv_heads = 1 + below(random, 4);
+        auto const layer = uly::checked({.heads = kv_heads * (1 + below(random, 3)),
+                                         .kv_heads = kv_heads,
+                                         .head_dim = 1,
+                                         .mask = uly::mask::causal,
+                                         .assignment = uly::assignment::whole_heads});
+        auto step = uly::sequence::of(
+            batch, random_order(random, order_kind(below(random, order_kinds)), ranks, tokens));
+        std::vector<int64_t> past, lengths;
+        for (int64_t b = 0; b < batch; ++b) {
+            past.push_back(below(random, 3));
+            lengths.push_back(below(random, tokens + 1));
+        }
+        if (below(random, 2) == 0) lengths.assign(at(batch), tokens);
+        step.pack({.lengths = lengths, .past = past});
+        auto const capacity = 2 + tokens + below(random, 5);
+        std::vector<uly::plan> plans(at(ranks));
+        for (int r = 0; r < ranks; ++r)
+            plans[at(r)].rebuild(layer, step, ranks, r, 1, {{0, layer.kv_heads}}, capacity);
+        auto const id_on = [&](int rank) {
+            return [&, rank](int64_t b, int64_t token, int64_t head) {
+                return (b * tokens + step.queries().position(rank, token)) * kv_heads + head;
+            };
+        };
+        auto const region_row = [](uly::plan_block const& x, int64_t b, int64_t t, int64_t h) {
+            return x.row + b * x.row_strides[0] + t * x.row_strides[1] + h * x.row_strides[2];
+        };
+        auto const message_row = [](uly::plan_block const& x, int64_t b, int64_t t, int64_t h) {
+            return x.message_row + b * x.message_strides[0] + t * x.message_strides[1] +
+                   h * x.message_strides[2];
+        };
+        for (int r = 0; r < ranks; ++r) {
+            auto const& mine = plans[at(r)];
+            auto const items = mine.items();
+            REQUIRE(mine.key_capacity() == capacity);
+            // What the rank's region must hold, by the words of the design.
+            auto const g0 = items.empty() ? 0 : items.front().work.kv_begin;
+            auto const g1 = items.empty() ? 0 : items.back().work.kv_end;
+            std::vector<int64_t> wanted(at((g1 - g0) * batch * capacity), -1), got(wanted);
+            for (auto g = g0; g < g1; ++g)
+                for (int64_t b = 0; b < batch; ++b)
+                    for (int64_t i = 0; i < lengths[at(b)]; ++i)
+                        wanted[at(((g - g0) * batch + b) * capacity + past[at(b)] + i)] =
+                            (b * tokens + i) * kv_heads + g;
+            for (int from = 0; from < ranks; ++from)
+                place_rows(plans[at(from)].key_moves().blocks, r, batch, got, region_row,
+                           id_on(from));
+            CHECK(got == wanted);
+            for (auto const& item : items)
+                CHECK(item.key_row ==
+                      (item.work.kv_begin - g0) * batch * capacity + item.work.key_begin);
+            CHECK(mine.key_returns().moves.blocks.size() == mine.key_moves().blocks.size());
+            CHECK(mine.key_returns().single.empty());
+            CHECK(mine.key_returns().sums.empty());
+            // Both ends of a message know it alike, and it has no gaps.
+            for (int from = 0; from < ranks; ++from) {
+                auto const rows = plans[at(from)].rows(r).keys_to;
+                CHECK(rows == mine.rows(from).keys_from);
+                std::vector<int64_t> sent(at(rows), -1), taken(at(rows), -1);
+                place_rows(plans[at(from)].key_moves().blocks, r, batch, sent, message_row,
+                           id_on(from));
+                place_rows(mine.key_moves().arrivals, from, batch, taken, message_row, id_on(from));
+                CHECK(sent == taken);
+                CHECK(std::count(sent.begin(), sent.end(), -1) == 0);
+            }
+        }
+    }
+}
+
+TEST_CASE("plan: samples that hold as many keys move together") {
+    auto const layer = uly::checked({.heads = 2, .head_dim = 1});
+    auto const blocks = [&](std::vector<int64_t> const& past) {
+        auto step = uly::sequence::split(1, 4, 3);
+        step.pack({.past = past});
+        return plan_of(layer, step, 0).key_moves().blocks.size();
+    };
+    CHECK(blocks({5, 5, 5, 5}) == 1);
+    CHECK(blocks({5, 5, 2, 2}) == 2);
+    CHECK(blocks({5, 2, 5, 2}) == 4);
 }
 
 TEST_CASE("plan: what no plan exists for is refused with its values") {

@@ -21,10 +21,11 @@
 namespace ulysses::inline ULYSSES_ABI {
 
 /// The calls of a pipeline.
-enum class pass_kind : std::uint8_t { attend, attend_backward, forward, backward };
+enum class pass_kind : std::uint8_t { attend, attend_backward, forward, backward, make_cache };
 
 constexpr std::string_view name(pass_kind kind) {
-    constexpr std::string_view names[] = {"attend", "attend_backward", "forward", "backward"};
+    constexpr std::string_view names[] = {"attend", "attend_backward", "forward", "backward",
+                                          "make_cache"};
     return names[static_cast<std::size_t>(kind)];
 }
 
@@ -56,8 +57,10 @@ enum class term : std::uint8_t {
     fence,   ///< which fence of the call: 0 before windows grow, then 1, 2 and so on
     inbox,   ///< window that peers write: 0 the group's, else the call that made the context's
     outbox,  ///< window that peers read, likewise
+    cache,   ///< 0: none, else the call that made it
+    capacity,
 };
-inline constexpr std::size_t term_count = 26;
+inline constexpr std::size_t term_count = 28;
 
 constexpr std::string_view name(term which) {
     constexpr std::string_view names[term_count] = {"call",
@@ -85,7 +88,9 @@ constexpr std::string_view name(term which) {
                                                     "keys",
                                                     "fence",
                                                     "context (its inbox)",
-                                                    "context (its outbox)"};
+                                                    "context (its outbox)",
+                                                    "cache",
+                                                    "capacity"};
     return names[static_cast<std::size_t>(which)];
 }
 

@@ -29,12 +29,17 @@ class token_positions {
 struct projection_call {
     token_positions query_positions;  ///< of the local tokens of x, q and y
     token_positions key_positions;    ///< of the local tokens of k and v
-    visibility visible{};  ///< the step's documents and where its queries stand; no layer's mask
+    visibility visible{};   ///< the step's documents and where its queries stand; no layer's mask
+    bool has_past = false;  ///< a token's key stands where its query does, behind those of a cache
 
     /// Where a local token of q stands among its sample's keys, as masks place it. In the six steps
-    /// that is its global position, unless the step has `query_positions`.
+    /// that is its global position, unless the step has `query_positions` or `past`.
     std::int64_t query_position(std::int64_t sample, std::int64_t token) const {
         return query_positions(token) + visible.sample(sample).position;
+    }
+    /// Where a local token of k stands among its sample's keys.
+    std::int64_t key_position(std::int64_t sample, std::int64_t token) const {
+        return has_past ? query_position(sample, token) : key_positions(token);
     }
     /// A position among a sample's keys, counted from the first key of its document.
     std::int64_t in_document(std::int64_t sample, std::int64_t position) const {

@@ -325,7 +325,7 @@ class exchange {
 
     static block_copy sized(plan_block const& block, std::int64_t batch, region const& place) {
         block_copy copy;
-        copy.extents = {batch, block.tokens, block.heads};
+        copy.extents = {block.samples_of(batch), block.tokens, block.heads};
         copy.row_bytes = place.row_bytes;
         return copy;
     }
@@ -341,7 +341,7 @@ class exchange {
     template <class T>
     static rows local_rows(plan_block const& block, token_view<T> const& local) {
         auto* const first =
-            const_cast<std::remove_const_t<T>*>(local.row(0, block.token, block.head));
+            const_cast<std::remove_const_t<T>*>(local.row(block.sample, block.token, block.head));
         return {reinterpret_cast<std::byte*>(first), byte_strides(local)};
     }
     static rows region_rows(plan_block const& block, std::byte* begin, region const& place) {
@@ -415,8 +415,9 @@ class exchange {
                      region const& place) const {
         for (auto const& block : blocks)
             if (region_of(block.peer) == nullptr)
-                all.extend(block.peer, static_cast<std::size_t>(batch * block.tokens * block.heads *
-                                                                place.row_bytes));
+                all.extend(block.peer,
+                           static_cast<std::size_t>(block.samples_of(batch) * block.tokens *
+                                                    block.heads * place.row_bytes));
     }
 
     static void list(copies& all, block_copy const& copy) {

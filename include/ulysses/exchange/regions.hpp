@@ -51,7 +51,8 @@ struct arena_begins {
     std::size_t inbox = 0, outbox = 0;
 };
 
-/// Where the operands of a forward call lie: q, k, v in the inbox, o in the outbox.
+/// Where the operands of a forward call lie: q, k, v in the inbox, o in the outbox. With a cache k and
+/// v lie there.
 struct forward_regions {
     region q, k, v, o;
     std::size_t inbox_bytes = 0, outbox_bytes = 0;  ///< where they end
@@ -59,14 +60,31 @@ struct forward_regions {
     template <class T>
     static forward_regions of(plan const& moves, arena_begins begin = {}) {
         auto const& layer = moves.layer();
+        auto const key_rows = moves.caching() ? 0 : moves.key_region_rows();
         arena_layout inbox(begin.inbox), outbox(begin.outbox);
         forward_regions all;
         all.q = inbox.add<T>(moves.query_region_rows(), layer.head_dim);
-        all.k = inbox.add<T>(moves.key_region_rows(), layer.head_dim);
-        all.v = inbox.add<T>(moves.key_region_rows(), layer.value_dim);
+        all.k = inbox.add<T>(key_rows, layer.head_dim);
+        all.v = inbox.add<T>(key_rows, layer.value_dim);
         all.o = outbox.add<T>(moves.query_region_rows(), layer.value_dim);
         all.inbox_bytes = inbox.bytes();
         all.outbox_bytes = outbox.bytes();
+        return all;
+    }
+};
+
+/// Where the keys and values of a cache lie: `rows` of each, [head, sample, key].
+struct cache_regions {
+    region k, v;
+    std::size_t bytes = 0;
+
+    template <class T>
+    static cache_regions of(shape const& layer, std::int64_t rows) {
+        arena_layout memory;
+        cache_regions all;
+        all.k = memory.add<T>(rows, layer.head_dim);
+        all.v = memory.add<T>(rows, layer.value_dim);
+        all.bytes = memory.bytes();
         return all;
     }
 };

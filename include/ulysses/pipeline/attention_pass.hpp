@@ -4,6 +4,7 @@
 #include <ulysses/core/buffer.hpp>
 #include <ulysses/core/operand.hpp>
 #include <ulysses/core/view_copy.hpp>
+#include <ulysses/pipeline/cache.hpp>
 #include <ulysses/pipeline/chunk_schedule.hpp>
 #include <ulysses/pipeline/context.hpp>
 #include <ulysses/pipeline/operands.hpp>
@@ -31,6 +32,7 @@ class attention_pass {
    public:
     using space_type = typename Comm::space_type;
     using context_type = context<Comm>;
+    using cache_type = kv_cache<Comm>;
     using window = typename Comm::window_type;
 
     attention_pass(Comm ranks, Attention attention)
@@ -79,11 +81,11 @@ class attention_pass {
     }
 
     /// `prepare(operands)` fills in the local operands and may throw: its error leaves the call on
-    /// every rank.
+    /// every rank. With a cache, which fits the step, there is no context.
     template <class T, class Prepare>
-    void forward(std::span<plan const> chunks, pass_kind kind, context_type* saved, Observer& seen,
-                 where at, Prepare const& prepare) {
-        collectively([&] { run_forward<T>(chunks, kind, saved, seen, at, prepare); });
+    void forward(std::span<plan const> chunks, pass_kind kind, context_type* saved,
+                 cache_type* cache, Observer& seen, where at, Prepare const& prepare) {
+        collectively([&] { run_forward<T>(chunks, kind, saved, cache, seen, at, prepare); });
     }
 
     /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them
@@ -109,7 +111,7 @@ class attention_pass {
 
     template <class T, class Prepare>
     void run_forward(std::span<plan const> chunks, pass_kind kind, context_type* saved,
-                     Observer& seen, where at, Prepare const& prepare) {
+                     cache_type* cache, Observer& seen, where at, Prepare const& prepare) {
         auto const& moves = chunks[0];
         auto const whole = kind == pass_kind::forward;
         auto const policy = moves.layer().keep;
@@ -118,13 +120,16 @@ class attention_pass {
         auto const keeps_lse = saved != nullptr && policy != keep::nothing;
         moving_.begin(seen);
         auto call = begin(moves, kind, dtype_of<T>, at);
+        if (cache != nullptr) call.set(term::cache, cache->number());
         // Before windows grow: what a filled context holds must survive a refused call.
         call.guard([&] {
             slots = window_slots::of<forward_regions, T>(chunks, own_window ? chunks.size()
                                                                             : shared_slots(moves));
             if (saved != nullptr) saved->expect_empty(ranks_, at);
         });
-        auto const memory = open(moves, call, own_window ? saved : nullptr, slots);
+        auto const memory = open(moves, call, own_window ? saved : nullptr, slots,
+                                 cache != nullptr && cache->used_alone());
+        if (cache != nullptr && exchanging(moves)) cache->settle();
         auto const &inbox = memory.inbox, &outbox = memory.outbox;
         auto& lse = keeps_lse ? saved->lse : lse_;
         auto const places = [&](std::size_t c) {
@@ -150,6 +155,11 @@ class attention_pass {
             } else {
                 set_queries_keys_values(operands, local);
                 operands.o = in_place(local.o);
+                if (cache != nullptr) cache->append(queue(), moves, local.k, local.v);
+            }
+            if (cache != nullptr) {
+                operands.k = {cache->own_part(), cache->places().k, moves.layer().head_dim};
+                operands.v = {cache->own_part(), cache->places().v, moves.layer().value_dim};
             }
             seen.begin(step_id::attend);
             ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue());
@@ -160,7 +170,12 @@ class attention_pass {
                 moving_.run(
                     call, chunks.size(), moves.layer().overlap,
                     [&](auto& moving, std::size_t c) {
-                        to_heads(moving, chunks[c], inbox, places(c), local.q, local.k, local.v);
+                        if (cache != nullptr)
+                            to_heads(moving, chunks[c], inbox, places(c), cache->memory(),
+                                     cache->places(), local.q, local.k, local.v);
+                        else
+                            to_heads(moving, chunks[c], inbox, places(c), local.q, local.k,
+                                     local.v);
                     },
                     compute,
                     [&](auto& moving, std::size_t c) {
@@ -175,6 +190,7 @@ class attention_pass {
             });
         }
         if (saved != nullptr) saved->fill(filling<T>(moves, whole), local.logits.dropout, ranks_);
+        if (cache != nullptr) cache->extend(moves);
     }
 
     template <class T, class Prepare>
@@ -304,9 +320,10 @@ class attention_pass {
     };
 
     /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
-    /// make sure that all are in the same call and none has failed.
+    /// make sure that all are in the same call and none has failed; also when that is `needed` before
+    /// a rank writes to another.
     windows open(plan const& moves, running_call& call, context_type* saved,
-                 window_slots const& slots) {
+                 window_slots const& slots, bool needed = false) {
         if (!exchanging(moves)) return {};
         auto const inbox_bytes = slots.inbox(), outbox_bytes = slots.outbox();
         auto const grows = saved != nullptr
@@ -314,7 +331,7 @@ class attention_pass {
                                : ranks_.shared_window_bytes(arena::inbox) < inbox_bytes ||
                                      ranks_.shared_window_bytes(arena::outbox) < outbox_bytes;
         auto& status = call.status;
-        if (grows) ranks_.fence(status);
+        if (grows || needed) ranks_.fence(status);
         if (status.code != errc::none) return {};
         if (saved == nullptr)
             return {ranks_.shared_window(arena::inbox, inbox_bytes),

@@ -74,7 +74,7 @@ extents4 key_extents(plan const& moves, std::int64_t dim) {
         auto const& items = moves.items();
         auto const heads =
             items.empty() ? 0 : items.back().work.kv_end - items.front().work.kv_begin;
-        return {moves.batch(), moves.keys(), heads, dim};
+        return {moves.batch(), moves.step_keys(), heads, dim};
     } else {
         return {moves.batch(), moves.own_keys(), moves.layer().kv_heads, dim};
     }

@@ -32,6 +32,10 @@ struct plan_block {
     std::array<std::int64_t, 3> row_strides{};      ///< rows per batch, token, head in the region
     std::int64_t message_row = 0;                   ///< first row in the message
     std::array<std::int64_t, 3> message_strides{};  ///< likewise in the message
+    std::int64_t sample = 0;                        ///< first sample, that both rows are of
+    std::int64_t samples = -1;                      ///< how many; -1: the whole batch
+
+    std::int64_t samples_of(std::int64_t batch) const { return samples < 0 ? batch : samples; }
 };
 
 /// Both directions of an operand between a rank and its peers.

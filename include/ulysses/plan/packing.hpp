@@ -3,6 +3,7 @@
 
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/visibility.hpp>
+#include <ulysses/plan/token_order.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -26,9 +27,14 @@ struct packing_options {
     std::span<std::int64_t const> query_positions{};
     /// For each sample and key ([B, S]) whether it is there; 0: padding. Any key may be padding.
     std::span<std::uint8_t const> present{};
+    /// For each sample how many of its keys are in a cache. The step's tokens are then the new ones,
+    /// queries and keys alike: row i stands at position past + i, and behind the cached keys come
+    /// those of all tokens, or of the first `lengths`.
+    std::span<std::int64_t const> past{};
 
     bool empty() const {
-        return documents.empty() && lengths.empty() && query_positions.empty() && present.empty();
+        return documents.empty() && lengths.empty() && query_positions.empty() && present.empty() &&
+               past.empty();
     }
 };
 
@@ -40,12 +46,15 @@ class packing {
         check(given, batch, queries, keys, at);
         clear();
         if (given.empty()) return;
+        has_past_ = !given.past.empty();
+        if (has_past_) largest_past_ = *std::max_element(given.past.begin(), given.past.end());
         auto next = given.documents.begin();
         for (std::int64_t b = 0; b < batch; ++b) {
             auto const place = static_cast<std::size_t>(b);
             auto const there = keys_there(given, b, keys);
-            sample_keys own{there.begin, there.end, queries == keys ? 0 : there.end - queries, 0,
-                            0};
+            auto const past = has_past_ ? given.past[place] : 0;
+            sample_keys own{there.begin, past + there.end,
+                            queries == keys ? past : there.end - queries, 0, 0};
             if (!given.query_positions.empty()) own.position = given.query_positions[place];
             if (!given.documents.empty()) {
                 own.first_document = static_cast<std::int64_t>(documents_.size());
@@ -67,6 +76,8 @@ class packing {
         samples_.clear();
         documents_.clear();
         present_.clear();
+        has_past_ = false;
+        largest_past_ = 0;
     }
     void reserve(std::size_t samples, std::size_t documents, std::size_t present = 0) {
         samples_.reserve(samples);
@@ -79,6 +90,9 @@ class packing {
     std::span<std::int64_t const> documents() const { return documents_; }
     /// [samples, keys], 1 or 0; empty where every sample's keys are there from its first to its last.
     std::span<std::uint8_t const> present() const { return present_; }
+    /// True when the step's keys come behind those of a cache.
+    bool has_past() const { return has_past_; }
+    std::int64_t largest_past() const { return largest_past_; }
 
    private:
     /// A sample's entries of `present`.
@@ -114,11 +128,12 @@ class packing {
     static void check(packing_options const& given, std::int64_t batch, std::int64_t queries,
                       std::int64_t keys, where at) {
         auto const samples = static_cast<std::size_t>(batch);
+        auto const all_keys = keys + checked_past(given, samples, keys, at);
         // Work is counted over all samples.
-        if (!given.empty() && batch > (std::int64_t{1} << 62) / queries / keys)
+        if (!given.empty() && batch > (std::int64_t{1} << 62) / queries / all_keys)
             raise(errc::invalid_sequence, at, "sequence",
                   "samples that differ must see less than 2^62 keys together", batch,
-                  " samples of ", queries, " queries and ", keys, " keys");
+                  " samples of ", queries, " queries and ", all_keys, " keys");
         if (!given.lengths.empty() && given.lengths.size() != samples)
             raise(errc::invalid_sequence, at, "sequence", "lengths must name one for each sample",
                   given.lengths.size(), " lengths, batch ", batch);
@@ -156,9 +171,31 @@ class packing {
         }
     }
 
+    /// *Returns* the largest.
+    static std::int64_t checked_past(packing_options const& given, std::size_t samples,
+                                     std::int64_t tokens, where at) {
+        if (given.past.empty()) return 0;
+        if (given.past.size() != samples)
+            raise(errc::invalid_sequence, at, "sequence", "past must name one for each sample",
+                  given.past.size(), " pasts, batch ", samples);
+        if (!given.documents.empty() || !given.query_positions.empty() || !given.present.empty())
+            raise(errc::invalid_sequence, at, "sequence",
+                  "past says where queries stand, in one document a sample without padding",
+                  given.documents.size(), " documents, ", given.query_positions.size(),
+                  " query_positions, ", given.present.size(), " present");
+        for (std::size_t b = 0; b < samples; ++b)
+            if (given.past[b] < 0 || given.past[b] >= token_limit - tokens)
+                raise(errc::invalid_sequence, at, "sequence",
+                      "a sample's past and the step's tokens together must lie in 0 .. 2^31 - 1",
+                      "sample ", b, " has past ", given.past[b], " and ", tokens, " tokens");
+        return *std::max_element(given.past.begin(), given.past.end());
+    }
+
     std::vector<sample_keys> samples_;
     std::vector<std::int64_t> documents_;
     std::vector<std::uint8_t> present_;
+    bool has_past_ = false;
+    std::int64_t largest_past_ = 0;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -26,22 +26,29 @@
 /// Head-local memory. Every rank's *query region* holds its items one after the other, each
 /// [head, batch, row]; its *key region* holds its key-value heads as [head, batch, key], with
 /// `key_capacity` rows a head and batch, the same on every rank.
+///
+/// With a cache the key region is the cache's: `key_capacity` is its capacity, the first row of a head
+/// and sample is that of key 0, and what moves are the keys of the step's tokens, to behind those
+/// that are there. Such a plan is for a forward pass; it lists no returns.
 namespace ulysses::inline ULYSSES_ABI {
 
 class plan {
    public:
     /// Makes this the plan of `rank` in a group of `ranks`; allocates only when it outgrows the
-    /// largest so far. *Throws* `invalid_sequence` when `step` names another number of ranks. *Complexity*: O(P (items + runs) +
-    /// own blocks).
+    /// largest so far. *Throws* `invalid_sequence` when `step` names another number of ranks.
+    /// *Complexity*: O(P (items + runs) + own blocks).
     void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
                  std::int64_t row_multiple, where at = where::here()) {
-        rebuild(layer, step, ranks, rank, row_multiple, {{0, layer.kv_heads}}, at);
+        rebuild(layer, step, ranks, rank, row_multiple, {{0, layer.kv_heads}}, 0, at);
     }
 
     /// The plan of one chunk of the layer's heads, dealt to the ranks as a layer of so many heads would
-    /// be. Heads are counted over the whole layer in all that it lists.
+    /// be. Heads are counted over the whole layer in all that it lists. `cache_capacity`: of the cache
+    /// that the step's keys go to and that has room for them; 0: none, or, when the step has a past, one
+    /// that they fill.
     void rebuild(shape const& layer, sequence const& step, int ranks, int rank,
-                 std::int64_t row_multiple, head_chunk const& chunk, where at = where::here()) {
+                 std::int64_t row_multiple, head_chunk const& chunk,
+                 std::int64_t cache_capacity = 0, where at = where::here()) {
         if (step.ranks() != ranks)
             raise(errc::invalid_sequence, at, "plan", "the sequence must name the group's ranks",
                   "sequence of ", step.ranks(), " ranks, group of ", ranks);
@@ -50,11 +57,11 @@ class plan {
                   "an attention functor's row_multiple is at least 1", row_multiple);
         if (step.batch() >= token_limit ||
             layer.heads * step.batch() >=
-                (std::int64_t{1} << 62) / std::max({step.queries().total(), step.keys().total(),
+                (std::int64_t{1} << 62) / std::max({step.queries().total(), step.visible_keys(),
                                                     ranks * step.queries().replicated()}))
             raise(errc::invalid_sequence, at, "plan", "a layer must stay below 2^62 rows", "heads ",
                   layer.heads, ", batch ", step.batch(), ", queries ", step.queries().total(),
-                  ", keys ", step.keys().total(), ", replicated queries ",
+                  ", keys ", step.visible_keys(), ", replicated queries ",
                   step.queries().replicated(), " on ", ranks, " ranks");
         layer_ = layer;
         chunk_ = chunk;
@@ -63,7 +70,9 @@ class plan {
         row_multiple_ = row_multiple;
         batch_ = step.batch();
         queries_ = step.queries().total();
-        keys_ = step.keys().total();
+        keys_ = step.visible_keys();
+        step_keys_ = step.keys().total();
+        caching_ = cache_capacity > 0 || step.packed().has_past();
         own_queries_ = step.queries().count(rank);
         own_keys_ = step.keys().count(rank);
         replicated_queries_ = step.queries().replicated();
@@ -71,6 +80,7 @@ class plan {
         holds_all_in_order_ = holds_all_in_order(step, rank);
         word_hash hash(step.hash());
         for (auto const word : terms()) hash.add(word);
+        hash.add(cache_capacity);
         hash_ = hash.value();
         auto const rule = step.visible(layer);
         samples_.assign(rule.samples.begin(), rule.samples.end());
@@ -81,7 +91,8 @@ class plan {
         head_runs_.assign(part, rule);
         deal(line(part, rule, batch_, ranks, row_multiple,
                   rule.uniform() ? row_weights(rule) : row_weights(rule, document_weights_),
-                  head_runs_));
+                  head_runs_),
+             cache_capacity > 0 ? cache_capacity : keys_);
         list_blocks(step);
         list_replicated(step.queries());
         list_sums(step);
@@ -95,6 +106,10 @@ class plan {
     std::int64_t batch() const { return batch_; }
     std::int64_t queries() const { return queries_; }
     std::int64_t keys() const { return keys_; }
+    /// Keys of all ranks' tokens: `keys()` without what is in a cache.
+    std::int64_t step_keys() const { return step_keys_; }
+    /// True when the step's keys go to a cache.
+    bool caching() const { return caching_; }
     /// Local tokens of this rank.
     std::int64_t own_queries() const { return own_queries_; }
     std::int64_t own_keys() const { return own_keys_; }
@@ -169,6 +184,23 @@ class plan {
     std::int64_t own_key_rows() const { return shares_[static_cast<std::size_t>(rank_)].key_rows; }
     std::int64_t key_capacity() const { return key_capacity_; }
 
+    /// Calls `use(sample, samples, key, tokens)` for neighbouring samples whose keys go to one place in
+    /// a cache: the first `tokens` of the step's, to rows `key` and on.
+    template <class Use>
+    void for_each_append(Use const& use) const {
+        auto const rule = visible();
+        for (std::int64_t b = 0; b < batch_;) {
+            auto const own = rule.sample(b);
+            auto next = b + 1;
+            for (; next < batch_; ++next)
+                if (auto const other = rule.sample(next);
+                    other.position != own.position || other.end != own.end)
+                    break;
+            if (own.position < own.end) use(b, next - b, own.position, own.end - own.position);
+            b = next;
+        }
+    }
+
     /// Rows of the slots, all ranks' together, where the gradients of replicated outputs are summed.
     std::int64_t slot_rows() const { return ranks_ * slot_rows_; }
 
@@ -218,13 +250,14 @@ class plan {
         return {chunk_.kv_heads.begin * group, chunk_.kv_heads.end * group};
     }
 
-    void deal(line const& cuts) {
+    void deal(line const& cuts, std::int64_t cache_capacity) {
         shares_.resize(static_cast<std::size_t>(ranks_));
         query_region_rows_ = key_capacity_ = 0;
         std::int64_t most_kv_heads = 0;
         for (int r = 0; r < ranks_; ++r) {
             auto& share = shares_[static_cast<std::size_t>(r)];
             share.assign(cuts, r, batch_, chunk_heads().begin, chunk_.kv_heads.begin);
+            if (caching_) share.key_begin = 0, share.key_end = cache_capacity;
             query_region_rows_ = std::max(query_region_rows_, share.query_rows);
             key_capacity_ = std::max(key_capacity_, share.key_end - share.key_begin);
             most_kv_heads = std::max(most_kv_heads, share.kv_end - share.kv_begin);
@@ -337,12 +370,22 @@ class plan {
         return first;
     }
 
-    /// The rows of one rank's tokens that the items of `computing` see, each once.
+    /// The rows of one rank's tokens that the items of `computing` see, each once; all that go to its
+    /// cache. Returns the message row behind them.
     std::int64_t list_keys(std::vector<plan_block>& list, placed_runs runs, int computing,
                            int peer) {
         auto const& share = shares_[static_cast<std::size_t>(computing)];
         std::array const strides{key_capacity_, std::int64_t{1}, batch_ * key_capacity_};
         std::int64_t first = 0;
+        if (caching_ && share.kv_begin < share.kv_end)
+            for_each_append([&](std::int64_t sample, std::int64_t samples, std::int64_t key,
+                                std::int64_t tokens) {
+                first += list_span(list, runs, {0, tokens},
+                                   {peer, share.kv_begin, share.kv_end - share.kv_begin,
+                                    sample * key_capacity_ + key, strides, sample, samples},
+                                   first);
+            });
+        if (caching_) return first;
         for (auto head = share.kv_begin; head < share.kv_end;) {
             auto const end = share.same_keys_end(head);
             auto const group = static_cast<std::ptrdiff_t>(list.size());
@@ -361,8 +404,9 @@ class plan {
     struct region_heads {
         int peer;
         std::int64_t head, heads;
-        std::int64_t row;  ///< of the first head and the span's first token
+        std::int64_t row;  ///< of the first head and sample and the span's first token
         std::array<std::int64_t, 3> strides;
+        std::int64_t sample = 0, samples = -1;  ///< as in plan_block
     };
 
     /// Lists the tokens of `runs` that lie in `rows`; returns how many message rows they take from
@@ -371,21 +415,23 @@ class plan {
                            region_heads const& place, std::int64_t first_message_row) {
         std::int64_t count = 0;
         for (auto const& each : runs) count += each.run.within(rows.begin, rows.end).size();
-        std::array const message_strides{count, std::int64_t{1}, batch_ * count};
+        auto const samples = place.samples < 0 ? batch_ : place.samples;
+        std::array const message_strides{count, std::int64_t{1}, samples * count};
         std::int64_t listed = 0;
         for_tokens(
             runs, rows,
             [&](std::int64_t token, std::int64_t tokens, std::int64_t global, std::int64_t stride) {
-                plan_block block{place.peer,     token,
-                                 tokens,         place.head,
-                                 place.heads,    place.row + global - rows.begin,
-                                 place.strides,  first_message_row + listed,
-                                 message_strides};
+                plan_block block{place.peer,      token,
+                                 tokens,          place.head,
+                                 place.heads,     place.row + global - rows.begin,
+                                 place.strides,   first_message_row + listed,
+                                 message_strides, place.sample,
+                                 place.samples};
                 block.row_strides[1] = stride;
                 list.push_back(block);
                 listed += tokens;
             });
-        return place.heads * batch_ * count;
+        return place.heads * samples * count;
     }
 
     /// Where the rows of a key-value head and one of this rank's tokens lie with a peer that sees
@@ -418,6 +464,7 @@ class plan {
         key_returns_.clear();
         key_sums_.clear();
         sources_.clear();
+        if (caching_) return;
         for (auto head = chunk_.kv_heads.begin; head < chunk_.kv_heads.end;) {
             users_.clear();
             for (int peer = 0; peer < ranks_; ++peer) {
@@ -490,6 +537,8 @@ class plan {
     std::int64_t row_multiple_ = 1;
     std::int64_t batch_ = 0, queries_ = 0, keys_ = 0, own_queries_ = 0, own_keys_ = 0;
     std::int64_t replicated_queries_ = 0, replicated_keys_ = 0;
+    std::int64_t step_keys_ = 0;
+    bool caching_ = false;
     bool holds_all_in_order_ = false;
     std::uint64_t hash_ = 0;
     visibility rule_;  ///< without the lists that follow

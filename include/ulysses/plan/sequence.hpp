@@ -31,7 +31,7 @@ struct sequence_options {
     std::int64_t keys = -1;
     std::span<token_run const> key_order{};
     std::int64_t replicated_keys = 0;  ///< as `replicated`, of keys
-    packing_options packing{};  ///< documents, lengths and query positions, equal on every rank
+    packing_options packing{};  ///< documents, lengths, positions and past, equal on every rank
     /// [B, s]: the position of each of this rank's tokens in its document, from which the documents
     /// are found: one begins wherever positions do not grow. Given by every rank that holds tokens.
     std::span<std::int64_t const> positions{};
@@ -159,6 +159,10 @@ class sequence {
     /// Packs documents into the samples, shortens them, or places their queries. On a step that was
     /// built without a collective call: the same on every rank.
     sequence& pack(packing_options const& given, where at = where::here()) {
+        if (cross_ && !given.past.empty())
+            raise(errc::invalid_sequence, at, "sequence",
+                  "keys behind those of a cache are the queries' own", "the step has ",
+                  queries_.total(), " queries and ", keys_.total(), " keys of their own");
         packing_.set(given, batch_, queries_.total(), keys().total(), at);
         set_hash();
         return *this;
@@ -166,9 +170,11 @@ class sequence {
 
     /// Which keys each query row of a layer sees in this step. *Thread safety*: points into this.
     visibility visible(shape const& layer) const {
-        return {layer.mask,         layer.window,         queries_.total(),  keys().total(),
+        return {layer.mask,         layer.window,         queries_.total(),  visible_keys(),
                 packing_.samples(), packing_.documents(), packing_.present()};
     }
+    /// Keys of a sample that rows may see: those of a cache, of the sample with most, and the step's.
+    std::int64_t visible_keys() const { return packing_.largest_past() + keys().total(); }
     packing const& packed() const { return packing_; }
 
     int ranks() const { return queries_.ranks(); }
@@ -189,8 +195,9 @@ class sequence {
         std::array<std::int64_t, 2> replicated{};
         std::array<std::size_t, 2> runs{};
         std::array<std::array<token_run, inline_runs>, 2> order{};
-        std::array<std::size_t, 4> lists{};  // entries of documents, lengths, positions, present
-        std::array<std::uint64_t, 4> contents{};  // their hashes
+        std::array<std::size_t, 5>
+            lists{};  // entries of documents, lengths, positions, past, present
+        std::array<std::uint64_t, 5> contents{};  // their hashes
         std::int64_t positions = 0, present = 0;  // how many it brings of its own tokens
     };
 
@@ -232,15 +239,15 @@ class sequence {
         std::copy_n(mine.key_order.begin(), std::min(inline_runs, mine.key_order.size()),
                     own.order[1].begin());
         std::array const lists{mine.packing.documents, mine.packing.lengths,
-                               mine.packing.query_positions};
+                               mine.packing.query_positions, mine.packing.past};
         for (std::size_t i = 0; i < lists.size(); ++i) {
             own.lists[i] = lists[i].size();
             word_hash hash;
             for (auto const value : lists[i]) hash.add(value);
             own.contents[i] = hash.value();
         }
-        own.lists[3] = mine.packing.present.size();
-        own.contents[3] = hash_of(mine.packing.present);
+        own.lists[4] = mine.packing.present.size();
+        own.contents[4] = hash_of(mine.packing.present);
         own.positions = static_cast<std::int64_t>(mine.positions.size());
         own.present = static_cast<std::int64_t>(mine.present.size());
         return own;
@@ -260,7 +267,7 @@ class sequence {
             differs(r, "", "batch", shares_[0].batch, theirs.batch);
             differs(r, "", "whether keys are given", shares_[0].tokens[1] >= 0,
                     theirs.tokens[1] >= 0);
-            constexpr std::string_view lists[] = {"documents", "lengths", "query_positions",
+            constexpr std::string_view lists[] = {"documents", "lengths", "query_positions", "past",
                                                   "present"};
             for (std::size_t i = 0; i < std::size(lists); ++i) {
                 differs(r, "the number of ", lists[i], shares_[0].lists[i], theirs.lists[i]);
@@ -443,6 +450,7 @@ class sequence {
                 hash.add(word);
         for (auto const first : packing_.documents()) hash.add(first);
         if (!packing_.present().empty()) hash.add(hash_of(packing_.present()));
+        hash.add(packing_.has_past());
         hash_ = hash.value();
     }
 

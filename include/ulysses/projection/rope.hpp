@@ -101,7 +101,7 @@ class rope {
             return placed(sample, call.query_position(sample, token));
         });
         turn(k, direction, [&](std::int64_t sample, std::int64_t token) {
-            return placed(sample, call.key_positions(token));
+            return placed(sample, call.key_position(sample, token));
         });
     }
 

@@ -54,7 +54,7 @@ queued<attention_call, Space> call_of(plan const& moves, planned_item const& ite
 
 }  // namespace detail
 
-/// Bytes of workspace that the largest work item of this rank needs.
+/// Bytes of workspace that the largest work item of this rank needs; over a cache, when it is full.
 template <class T, class Attention>
 std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves) {
     std::size_t bytes = 0;
@@ -63,7 +63,8 @@ std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves
         attention_extents const extents{.batch = moves.batch(),
                                         .rows = work.rows(),
                                         .heads = work.heads(),
-                                        .keys = work.keys(),
+                                        .keys =
+                                            moves.caching() ? moves.key_capacity() : work.keys(),
                                         .kv_heads = work.kv_heads(),
                                         .head_dim = moves.layer().head_dim,
                                         .value_dim = moves.layer().value_dim};

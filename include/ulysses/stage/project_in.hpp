@@ -17,7 +17,10 @@ queued<projection_call, Space> projection_call_of(sequence const& step, int rank
     auto const position = [](void const* orders, int r, std::int64_t token) {
         return static_cast<token_orders const*>(orders)->position(r, token);
     };
-    return {{{&step.queries(), rank, position}, {&step.keys(), rank, position}, step.visible({})},
+    return {{{&step.queries(), rank, position},
+             {&step.keys(), rank, position},
+             step.visible({}),
+             step.packed().has_past()},
             queue};
 }
 

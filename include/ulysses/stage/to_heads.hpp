@@ -20,6 +20,17 @@ void to_heads(Exchange& moving, plan const& moves, typename Exchange::window con
     moving.put(moves.key_moves(), inbox, places.v, v);
 }
 
+/// Likewise with a cache, `memory`: k and v go to their places in it.
+template <class Exchange, class Regions, class T>
+void to_heads(Exchange& moving, plan const& moves, typename Exchange::window const& inbox,
+              Regions const& places, typename Exchange::window const& memory,
+              cache_regions const& keys, token_view<T> const& q, token_view<T> const& k,
+              token_view<T> const& v) {
+    moving.put(moves.query_moves(), inbox, places.q, q);
+    moving.put(moves.key_moves(), memory, keys.k, k);
+    moving.put(moves.key_moves(), memory, keys.v, v);
+}
+
 /// Step 3 backward, its adjoint: the same blocks read back, and where a key-value head was used by
 /// several ranks their parts summed in rank order. Of a replicated token a rank gets what it computed
 /// itself, or zero: the gradient is the sum over ranks.
