@@ -57,7 +57,7 @@ inline score score_of(attention_call const& call, std::int64_t b, std::int64_t h
     }
     auto const row = call.query_begin + i, key = call.key_begin + j;
     if (!call.bias.empty()) {
-        double bias;
+        double bias = 0;
         call.bias.read(b, h, row, {key, key + 1}, &bias);
         result.value += bias;
     }
@@ -72,7 +72,7 @@ inline score score_of(attention_call const& call, std::int64_t b, std::int64_t h
 inline double dropout_factor(attention_call const& call, std::int64_t b, std::int64_t h,
                              std::int64_t i, std::int64_t j) {
     if (call.dropout.empty()) return 1.0;
-    double factor;
+    double factor = 1.0;
     auto const key = call.key_begin + j;
     call.dropout.row(b, call.query_head + h, call.query_begin + i, {key, key + 1}, &factor);
     return factor;
