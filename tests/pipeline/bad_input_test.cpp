@@ -42,9 +42,9 @@ struct broken_call {
 void call(layer_type& layer, uly::sequence const& step, layer_type::context_type& saved,
           views const& x, bool backward) {
     if (backward)
-        layer.attend_backward(step, saved, x.dout, x.dq, x.dk, x.dv, uly::where{});
+        layer.attend_backward(step, saved, x.dout, x.dq, x.dk, x.dv, {}, {}, uly::where{});
     else
-        layer.attend(step, x.q, x.k, x.v, x.o, uly::where{});
+        layer.attend(step, x.q, x.k, x.v, x.o, {}, uly::where{});
 }
 
 /// Spoils the operands of rank 1 (or of the only one), expects `text` on every rank, then runs

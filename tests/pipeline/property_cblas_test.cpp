@@ -2,7 +2,7 @@
 
 #include <ulysses/adapters/cblas.hpp>
 
-#include "harness.hpp"
+#include "features.hpp"
 
 #include <doctest/doctest.h>
 
@@ -65,4 +65,26 @@ TEST_CASE("property, CBLAS: o, lse and dq have the bits of one rank, for cuts on
             compare_with_one_rank<double>(seed, tokens);
         else
             compare_with_one_rank<float>(seed, tokens);
+}
+
+TEST_CASE("property, CBLAS: so they do under every mask and transform of scores") {
+    for (int what = 0; what < feature_count; ++what) {
+        auto const seed = static_cast<std::uint64_t>(100 + what);
+        CAPTURE(seed);
+        auto const other = feature{(what + 1 + what / 6) % feature_count};
+        auto const p = problem_with<float>(seed, feature{what}, other, 520);
+        INFO(p.text());
+        std::mt19937_64 random{seed};
+        auto const one = compute_alone<cblas_attention>(p);
+        auto const exact = compute_alone<builtin_attention>(converted<double>(p));
+        check_bounds(one, exact, bounds_of(p, 8));
+        for (int ranks : {3, 8}) {
+            CAPTURE(ranks);
+            auto const many = compute<cblas_attention>(p, random_orders(random, 520, ranks));
+            CHECK(same_bits(many.o, one.o));
+            CHECK(same_bits(many.lse, one.lse));
+            CHECK(same_bits(many.dq, one.dq));
+            check_bounds(many, exact, bounds_of(p, 8));
+        }
+    }
 }
