@@ -105,17 +105,17 @@ class pipeline {
     context_type make_context() const { return {}; }
 
     /// What inference keeps of the tokens so far: room for `capacity` keys of `batch` samples, of
-    /// elements T. *Blocking*: two fences and a window, whatever the layout policy. *Throws* on every
-    /// rank `invalid_shape` when a head would be cut (use assignment::whole_heads) or the memory is
-    /// beyond what is counted, `disagreement` when ranks ask for different caches.
+    /// elements T. *Blocking*: two fences and a window, whatever the layout policy. *Throws* on
+    /// every rank `invalid_shape` when a head would be cut (use assignment::whole_heads) or the
+    /// memory is beyond what is counted, `disagreement` when ranks ask for different caches.
     template <element T>
     cache_type make_cache(std::int64_t batch, std::int64_t capacity,
                           where at = where::here()) const {
         return cache_type::template make<T>(ranks(), layer_, batch, capacity, at);
     }
 
-    /// Steps 3 to 5 for inference: o = attention(q, k, v). `logits` has what the layer's scores take
-    /// beside q and k; with a dropout key, the call drops as in training.
+    /// Steps 3 to 5 for inference: o = attention(q, k, v). `logits` has what the layer's scores
+    /// take beside q and k; with a dropout key, the call drops as in training.
     ///
     /// *Shape*: sequence_local: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], o [B, s, Hq,
     /// Dv], where s are the tokens `step` gives this rank; head_local: all tokens, the heads of
@@ -127,14 +127,14 @@ class pipeline {
         attend_with(step, nullptr, nullptr, q, k, v, o, logits, at);
     }
 
-    /// Steps 3 to 5 over a cache: the step's keys and values go into it behind those that are there,
-    /// and its rows see them all. The step's `past` is `cache.lengths()`.
+    /// Steps 3 to 5 over a cache: the step's keys and values go into it behind those that are
+    /// there, and its rows see them all. The step's `past` is `cache.lengths()`.
     ///
     /// *Shape*: as above, of the step's own tokens. *Blocking*: two fences over more than one rank;
     /// one more after the cache was used without (head_local, `truncate`). *Throws* besides, before
-    /// anything moves, `invalid_sequence` when the step does not continue the cache or the cache has
-    /// no room for it, `invalid_call` when it was made for other operands. After an error it holds
-    /// what it held.
+    /// anything moves, `invalid_sequence` when the step does not continue the cache or the cache
+    /// has no room for it, `invalid_call` when it was made for other operands. After an error it
+    /// holds what it held.
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, cache_type& cache, Q const& q, K const& k, V const& v,
                 O const& o, logit_inputs const& logits = {}, where at = where::here()) {
@@ -150,9 +150,10 @@ class pipeline {
         attend_with(step, &saved, nullptr, q, k, v, o, logits, at);
     }
 
-    /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten. `logits`
-    /// as in forward; the gradients that `dlogits` wants are added to, each rank's part of them.
-    /// *Throws* `invalid_call` when `saved` is empty, belongs to another step, or kept too little.
+    /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten.
+    /// `logits` as in forward; the gradients that `dlogits` wants are added to, each rank's part of
+    /// them. *Throws* `invalid_call` when `saved` is empty, belongs to another step, or kept too
+    /// little.
     template <class DO, class DQ, class DK, class DV>
     void attend_backward(sequence const& step, context_type& saved, DO const& dout, DQ const& dq,
                          DK const& dk, DV const& dv, logit_inputs const& logits = {},
@@ -319,8 +320,8 @@ class pipeline {
         return static_cast<std::int64_t>(plans_.all().size());
     }
 
-    /// The plan of a step on this rank, or of one of its chunks: items, blocks, rows for each peer. Valid
-    /// until the next call.
+    /// The plan of a step on this rank, or of one of its chunks: items, blocks, rows for each peer.
+    /// Valid until the next call.
     plan const& planned(sequence const& step, std::int64_t chunk = 0, where at = where::here()) {
         plan_all(step, at);
         if (chunk < 0 || chunk >= static_cast<std::int64_t>(plans_.all().size()))
@@ -337,12 +338,13 @@ class pipeline {
                                  workspace(type));
     }
 
-    /// Bytes of memory that the calls of a step need on this rank for elements of `type`: the group's
-    /// windows, which its other pipelines use as well, and what this pipeline holds once it has made
-    /// each call that it can make, forward and backward. Operands and contexts are not counted; with a
-    /// projection, q, k, v, o and their gradients are, which all chunks share. Until the group has
-    /// exchanged once it is not known who reaches whom: where messages may be sent, they are counted.
-    /// Not collective. *Throws* `unsupported` for elements that the functor does not take.
+    /// Bytes of memory that the calls of a step need on this rank for elements of `type`: the
+    /// group's windows, which its other pipelines use as well, and what this pipeline holds once it
+    /// has made each call that it can make, forward and backward. Operands and contexts are not
+    /// counted; with a projection, q, k, v, o and their gradients are, which all chunks share.
+    /// Until the group has exchanged once it is not known who reaches whom: where messages may be
+    /// sent, they are counted. Not collective. *Throws* `unsupported` for elements that the functor
+    /// does not take.
     std::size_t workspace_bytes(sequence const& step, dtype type = dtype::f32,
                                 where at = where::here()) {
         plan_all(step, at);
@@ -431,8 +433,8 @@ class pipeline {
         }
     }
 
-    /// The plan, of the first chunk, of a collective call: a step that has none on this rank, or that does not continue its
-    /// cache, is an error on every rank.
+    /// The plan, of the first chunk, of a collective call: a step that has none on this rank, or
+    /// that does not continue its cache, is an error on every rank.
     plan const& planned_by_all(sequence const& step, pass_kind kind, where at,
                                cache_type const* cache = nullptr, dtype type = dtype::none) {
         fence_status status;

@@ -23,8 +23,8 @@
 #include <utility>
 
 /// Steps 3 to 5 as one pass, forward and backward: the part of the pipeline that knows contexts and
-/// keep policies. Two fences a pass when ranks exchange, or those of its chunks; none when every rank
-/// already holds its heads.
+/// keep policies. Two fences a pass when ranks exchange, or those of its chunks; none when every
+/// rank already holds its heads.
 namespace ulysses::inline ULYSSES_ABI {
 
 template <class Comm, class Layout, class Attention, class Observer>
@@ -320,8 +320,8 @@ class attention_pass {
     };
 
     /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
-    /// make sure that all are in the same call and none has failed; also when that is `needed` before
-    /// a rank writes to another.
+    /// make sure that all are in the same call and none has failed; also when that is `needed`
+    /// before a rank writes to another.
     windows open(plan const& moves, running_call& call, context_type* saved,
                  window_slots const& slots, bool needed = false) {
         if (!exchanging(moves)) return {};

@@ -18,8 +18,8 @@
 /// In which order the chunks of a call move and are computed, and where in the windows each lies.
 ///
 /// One after the other, a chunk is what a call of fewer heads would be, with two fences of its own.
-/// Overlapped, there is a fence before each chunk and one after the last, and windows have two slots,
-/// which chunks take in turn. Between fence c and fence c + 1 of chunks 0, 1, ... a rank
+/// Overlapped, there is a fence before each chunk and one after the last, and windows have two
+/// slots, which chunks take in turn. Between fence c and fence c + 1 of chunks 0, 1, ... a rank
 ///
 ///     writes peers' inboxes      of chunk c + 1, slot (c + 1) % 2
 ///     reads its own inbox and
@@ -92,9 +92,9 @@ class chunk_schedule {
         back_.begin(seen);
     }
 
-    /// Calls for each chunk c, in this order, `put(exchange, c)`, which lists what goes to the ranks of
-    /// its heads; `compute(c)`; `get(exchange, c)`, which lists what comes back; `finish(exchange)`,
-    /// when it is there. *Blocking*. *Throws* the verdict of a fence.
+    /// Calls for each chunk c, in this order, `put(exchange, c)`, which lists what goes to the
+    /// ranks of its heads; `compute(c)`; `get(exchange, c)`, which lists what comes back;
+    /// `finish(exchange)`, when it is there. *Blocking*. *Throws* the verdict of a fence.
     template <class Put, class Compute, class Get, class Finish>
     void run(running_call& call, std::size_t chunks, bool overlap, Put const& put,
              Compute const& compute, Get const& get, Finish const& finish) {
@@ -151,8 +151,8 @@ class chunk_schedule {
         }
     }
 
-    /// What may fail on one rank alone comes before a fence and is told at it: messages are only begun
-    /// when no rank has failed, and are waited for even if one has since.
+    /// What may fail on one rank alone comes before a fence and is told at it: messages are only
+    /// begun when no rank has failed, and are waited for even if one has since.
     template <class Put, class Compute, class Get, class Finish>
     void overlapped(running_call& call, std::size_t chunks, step_id first, step_id last,
                     Put const& put, Compute const& compute, Get const& get, Finish const& finish) {

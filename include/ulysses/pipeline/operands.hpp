@@ -26,8 +26,8 @@ struct local_operands {
     logit_gradients<accumulator_t<T>> dlogits;
 };
 
-/// `view_of_heads` of an operand of elements T. One that does not fit has been refused by a sentence
-/// and becomes an empty view, so that nothing follows from it.
+/// `view_of_heads` of an operand of elements T. One that does not fit has been refused by a
+/// sentence and becomes an empty view, so that nothing follows from it.
 template <class T, class Layout, class X>
 auto heads_of(X const& x, std::string_view name, where at) {
     if constexpr (requires { requires std::is_same_v<std::remove_cv_t<element_of_t<X>>, T>; })
@@ -80,7 +80,8 @@ extents4 key_extents(plan const& moves, std::int64_t dim) {
     }
 }
 
-/// *Throws* `invalid_tensor` unless a bias, or its gradient, has extents of 1 or of the whole sequence.
+/// *Throws* `invalid_tensor` unless a bias, or its gradient, has extents of 1 or of the whole
+/// sequence.
 inline void check_bias(plan const& moves, std::string_view call, std::string_view name,
                        bias_layout const& layout, where at) {
     extents4 const whole{moves.batch(), moves.layer().heads, moves.queries(), moves.keys()};
@@ -105,8 +106,8 @@ void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::strin
     check_operand(call, "v", local.v, key_extents<Layout>(moves, layer.value_dim), at);
 }
 
-/// Checks what a call brings for its layer's scores: all of what the layer asks for and nothing else.
-/// `trains`: a backward will follow, or is this.
+/// Checks what a call brings for its layer's scores: all of what the layer asks for and nothing
+/// else. `trains`: a backward will follow, or is this.
 inline void check_logits(plan const& moves, std::string_view call, logit_inputs const& given,
                          bool trains, where at) {
     auto const& layer = moves.layer();

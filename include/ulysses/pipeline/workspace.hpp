@@ -124,7 +124,8 @@ std::size_t message_bytes(std::span<plan const> chunks, bool backward, bool six_
     return forth.out + forth.in + back.out + back.in;
 }
 
-/// Of the passes of a step whose operands are exchanged, forward and backward if the functor has it.
+/// Of the passes of a step whose operands are exchanged, forward and backward if the functor has
+/// it.
 template <class T, class Attention, class SendsTo>
 workspace_use exchanged_use(Attention const& attention, std::span<plan const> chunks,
                             bool six_steps, SendsTo const& sends_to) {
@@ -142,7 +143,8 @@ workspace_use exchanged_use(Attention const& attention, std::span<plan const> ch
     return use;
 }
 
-/// Of those that run in place: o that is computed again, gradients of keys that are rounded at the end.
+/// Of those that run in place: o that is computed again, gradients of keys that are rounded at the
+/// end.
 template <class T, class Layout, class Attention>
 workspace_use in_place_use(Attention const& attention, plan const& moves, bool six_steps) {
     auto const& layer = moves.layer();

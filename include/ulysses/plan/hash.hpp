@@ -7,8 +7,8 @@
 
 namespace ulysses::inline ULYSSES_ABI {
 
-/// A hash of 64-bit words, taken in one after the other; tells steps and plans apart. *Source*: FNV-1a
-/// over words, folded.
+/// A hash of 64-bit words, taken in one after the other; tells steps and plans apart. *Source*:
+/// FNV-1a over words, folded.
 class word_hash {
    public:
     constexpr word_hash() = default;

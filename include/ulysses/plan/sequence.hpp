@@ -173,7 +173,8 @@ class sequence {
         return {layer.mask,         layer.window,         queries_.total(),  visible_keys(),
                 packing_.samples(), packing_.documents(), packing_.present()};
     }
-    /// Keys of a sample that rows may see: those of a cache, of the sample with most, and the step's.
+    /// Keys of a sample that rows may see: those of a cache, of the sample with most, and the
+    /// step's.
     std::int64_t visible_keys() const { return packing_.largest_past() + keys().total(); }
     packing const& packed() const { return packing_; }
 
