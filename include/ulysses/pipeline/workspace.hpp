@@ -5,7 +5,7 @@
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/exchange/regions.hpp>
-#include <ulysses/pipeline/chunk_schedule.hpp>
+#include <ulysses/pipeline/call_windows.hpp>
 #include <ulysses/pipeline/operands.hpp>
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/stage/attend.hpp>
@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -161,6 +162,26 @@ workspace_use in_place_use(Attention const& attention, plan const& moves, bool s
         for (auto const dim : {layer.head_dim, layer.value_dim})
             use.scratch += elements(key_extents<Layout>(moves, dim)) * sizeof(accumulator_t<T>);
     return use;
+}
+
+/// Calls `use(std::type_identity<T>)` for the elements `type`; nothing for those that the functor
+/// does not take.
+template <class Attention, class Use>
+std::optional<workspace_use> use_of_elements(dtype type, Use const& use) {
+    auto const of = [&]<class T>(std::type_identity<T> element) -> std::optional<workspace_use> {
+        if constexpr (attention_for<Attention, T>)
+            return use(element);
+        else
+            return {};
+    };
+    switch (type) {
+        case dtype::f64: return of(std::type_identity<double>{});
+        case dtype::f32: return of(std::type_identity<float>{});
+        case dtype::f16: return of(std::type_identity<half>{});
+        case dtype::bf16: return of(std::type_identity<bf16>{});
+        case dtype::none: break;
+    }
+    return {};
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI
