@@ -1,11 +1,13 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/attention.hpp>
+#include <ulysses/core/error.hpp>
 #include <ulysses/core/explain.hpp>
+#include <ulysses/core/logits.hpp>
 #include <ulysses/core/observer.hpp>
-#include <ulysses/core/operand.hpp>
+#include <ulysses/core/projection.hpp>
 #include <ulysses/core/shape.hpp>
-#include <ulysses/core/tensor.hpp>
 #include <ulysses/pipeline/attention_pass.hpp>
 #include <ulysses/pipeline/cache.hpp>
 #include <ulysses/pipeline/context.hpp>
@@ -22,9 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 

@@ -180,7 +180,6 @@ class attention_pass {
         } else {
             call.alone(ranks_.rank(), [&] {
                 compute(0);
-                // What is kept must not depend on the caller's tensors.
                 if (own_window && !whole) in_place_.keep_copies(*saved, local, queue());
             });
         }

@@ -115,7 +115,7 @@ class projected_pass {
             local.dk = gradient.k;
             local.dv = gradient.v;
             auto const memory = memory_for(&saved, policy, pass.exchanging(moves));
-            // Of keep::nothing it is computed again.
+            // Under keep::nothing it is computed again.
             o = packed_queries<T>(memory.o, moves, value_dim, queue);
             local.o = o;
             if (policy != keep::exchanged) {

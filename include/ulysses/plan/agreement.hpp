@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -157,14 +158,17 @@ class agreement {
                            [&](step_record const& each) { return each.*values > 0; });
     }
 
-    /// *Throws* unless each rank brings a value for each sample and token that it holds.
-    void check_counts(std::int64_t step_record::*values, std::size_t side, std::string_view rule,
-                      where at) const {
+    /// A rank that brings other than one value for each sample and token that it holds.
+    struct miscount {
+        std::size_t rank;
+        std::int64_t brought, expected;
+    };
+    std::optional<miscount> miscounted(std::int64_t step_record::*values, std::size_t side) const {
         for (std::size_t r = 0; r < records_.size(); ++r)
             if (auto const expected = batch() * records_[r].tokens[side];
                 records_[r].*values != expected)
-                raise(errc::invalid_sequence, at, "sequence", rule, "rank ", r, " has ",
-                      records_[r].*values, ", expected ", expected);
+                return miscount{r, records_[r].*values, expected};
+        return {};
     }
 
     /// The documents that the positions of all ranks' tokens mean.
@@ -172,8 +176,10 @@ class agreement {
     std::span<std::int64_t const> gather_documents(Comm const& ranks, sequence_options const& mine,
                                                    token_orders const& queries, packing& packed,
                                                    where at) {
-        check_counts(&step_record::positions, 0,
-                     "positions must name one for each sample and token of the rank", at);
+        if (auto const wrong = miscounted(&step_record::positions, 0))
+            raise(errc::invalid_sequence, at, "sequence",
+                  "positions must name one for each sample and token of the rank", "rank ",
+                  wrong->rank, " has ", wrong->brought, ", expected ", wrong->expected);
         if (!mine.packing.documents.empty())
             raise(errc::invalid_sequence, at, "sequence",
                   "documents come from positions or from offsets, not from both",
@@ -198,8 +204,10 @@ class agreement {
     std::span<std::uint8_t const> gather_present(Comm const& ranks, sequence_options const& mine,
                                                  token_orders const& keys, packing& packed,
                                                  where at) {
-        check_counts(&step_record::present, cross() ? 1 : 0,
-                     "present must name one for each sample and key of the rank", at);
+        if (auto const wrong = miscounted(&step_record::present, cross() ? 1 : 0))
+            raise(errc::invalid_sequence, at, "sequence",
+                  "present must name one for each sample and key of the rank", "rank ", wrong->rank,
+                  " has ", wrong->brought, ", expected ", wrong->expected);
         if (!mine.packing.present.empty())
             raise(errc::invalid_sequence, at, "sequence",
                   "present comes from the ranks' keys or from the packing, not from both",
