@@ -1,11 +1,13 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/attention.hpp>
+#include <ulysses/core/error.hpp>
 #include <ulysses/core/explain.hpp>
+#include <ulysses/core/logits.hpp>
 #include <ulysses/core/observer.hpp>
-#include <ulysses/core/operand.hpp>
+#include <ulysses/core/projection.hpp>
 #include <ulysses/core/shape.hpp>
-#include <ulysses/core/tensor.hpp>
 #include <ulysses/pipeline/attention_pass.hpp>
 #include <ulysses/pipeline/cache.hpp>
 #include <ulysses/pipeline/context.hpp>
@@ -13,18 +15,16 @@
 #include <ulysses/pipeline/features.hpp>
 #include <ulysses/pipeline/operand_types.hpp>
 #include <ulysses/pipeline/operands.hpp>
+#include <ulysses/pipeline/projected_pass.hpp>
+#include <ulysses/pipeline/running_call.hpp>
 #include <ulysses/pipeline/workspace.hpp>
 #include <ulysses/plan/chunk_plans.hpp>
 #include <ulysses/projection/none.hpp>
-#include <ulysses/stage/project_in.hpp>
-#include <ulysses/stage/project_out.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -85,7 +85,7 @@ class pipeline {
              Observer seen = {}, where at = where::here())
         : layer_(ulysses::checked(layer, at)),
           pass_(std::move(ranks), std::move(attention)),
-          projection_(std::move(projection)),
+          six_steps_(std::move(projection)),
           observer_(std::move(seen)) {
         if constexpr (detail::is_fixed_shape<Shape>)
             static_assert(fixed_shape_fits<Shape, Attention>());
@@ -105,17 +105,17 @@ class pipeline {
     context_type make_context() const { return {}; }
 
     /// What inference keeps of the tokens so far: room for `capacity` keys of `batch` samples, of
-    /// elements T. *Blocking*: two fences and a window, whatever the layout policy. *Throws* on every
-    /// rank `invalid_shape` when a head would be cut (use assignment::whole_heads) or the memory is
-    /// beyond what is counted, `disagreement` when ranks ask for different caches.
+    /// elements T. *Blocking*: two fences and a window, whatever the layout policy. *Throws* on
+    /// every rank `invalid_shape` when a head would be cut (use assignment::whole_heads) or the
+    /// memory is beyond what is counted, `disagreement` when ranks ask for different caches.
     template <element T>
     cache_type make_cache(std::int64_t batch, std::int64_t capacity,
                           where at = where::here()) const {
         return cache_type::template make<T>(ranks(), layer_, batch, capacity, at);
     }
 
-    /// Steps 3 to 5 for inference: o = attention(q, k, v). `logits` has what the layer's scores take
-    /// beside q and k; with a dropout key, the call drops as in training.
+    /// Steps 3 to 5 for inference: o = attention(q, k, v). `logits` has what the layer's scores
+    /// take beside q and k; with a dropout key, the call drops as in training.
     ///
     /// *Shape*: sequence_local: q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv], o [B, s, Hq,
     /// Dv], where s are the tokens `step` gives this rank; head_local: all tokens, the heads of
@@ -127,14 +127,14 @@ class pipeline {
         attend_with(step, nullptr, nullptr, q, k, v, o, logits, at);
     }
 
-    /// Steps 3 to 5 over a cache: the step's keys and values go into it behind those that are there,
-    /// and its rows see them all. The step's `past` is `cache.lengths()`.
+    /// Steps 3 to 5 over a cache: the step's keys and values go into it behind those that are
+    /// there, and its rows see them all. The step's `past` is `cache.lengths()`.
     ///
     /// *Shape*: as above, of the step's own tokens. *Blocking*: two fences over more than one rank;
     /// one more after the cache was used without (head_local, `truncate`). *Throws* besides, before
-    /// anything moves, `invalid_sequence` when the step does not continue the cache or the cache has
-    /// no room for it, `invalid_call` when it was made for other operands. After an error it holds
-    /// what it held.
+    /// anything moves, `invalid_sequence` when the step does not continue the cache or the cache
+    /// has no room for it, `invalid_call` when it was made for other operands. After an error it
+    /// holds what it held.
     template <class Q, class K, class V, class O>
     void attend(sequence const& step, cache_type& cache, Q const& q, K const& k, V const& v,
                 O const& o, logit_inputs const& logits = {}, where at = where::here()) {
@@ -150,35 +150,22 @@ class pipeline {
         attend_with(step, &saved, nullptr, q, k, v, o, logits, at);
     }
 
-    /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten. `logits`
-    /// as in forward; the gradients that `dlogits` wants are added to, each rank's part of them.
-    /// *Throws* `invalid_call` when `saved` is empty, belongs to another step, or kept too little.
+    /// Backward of `attend` with keep::exchanged: dO [B, s, Hq, Dv] -> dq, dk, dv, overwritten.
+    /// `logits` as in forward; the gradients that `dlogits` wants are added to, each rank's part of
+    /// them. *Throws* `invalid_call` when `saved` is empty, belongs to another step, or kept too
+    /// little.
     template <class DO, class DQ, class DK, class DV>
     void attend_backward(sequence const& step, context_type& saved, DO const& dout, DQ const& dq,
                          DK const& dk, DV const& dv, logit_inputs const& logits = {},
                          gradients_of<DO, DQ, DK, DV> const& dlogits = {},
                          where at = where::here()) {
         using T = operand_type<DO, DQ, DK, DV>;
-        static_assert(mutable_outputs<DQ, DK, DV>());
-        static_assert(differentiable_attention_for<Attention, T> ||
-                      explain_differentiable_attention<Attention, T>());
-        observed_call const call(observer_, pass_kind::attend_backward);
-        auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
-        pass_.template backward<T>(
-            plans_.all(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
-                if (layer_.keep != keep::exchanged)
-                    raise(errc::invalid_call, at, "attend_backward",
-                          "keep::local and keep::nothing need q, k, v and o again",
-                          "they were not given, the layer has keep::", kept());
-                take_gradients(local, moves, dout, dq, dk, dv, at);
-                take_logits(local, moves, "attend_backward", logits, dlogits, at);
-                if (!pass_.exchanging(moves)) {
-                    local.q = packed<T>(saved.q, query_extents<Layout>(moves, layer_.head_dim));
-                    local.k = packed<T>(saved.k, key_extents<Layout>(moves, layer_.head_dim));
-                    local.v = packed<T>(saved.v, key_extents<Layout>(moves, layer_.value_dim));
-                    local.o = packed<T>(saved.o, query_extents<Layout>(moves, layer_.value_dim));
-                }
-            });
+        attend_backward_with<T>(step, saved, dout, dq, dk, dv, logits, dlogits, at, [&](auto&) {
+            if (layer_.keep != keep::exchanged)
+                raise(errc::invalid_call, at, "attend_backward",
+                      "keep::local and keep::nothing need q, k, v and o again",
+                      "they were not given, the layer has keep::", kept());
+        });
     }
 
     /// Backward of `attend` under keep::local or keep::nothing: takes forward's operands again,
@@ -190,26 +177,14 @@ class pipeline {
                          gradients_of<Q, K, V, O, DO, DQ, DK, DV> const& dlogits = {},
                          where at = where::here()) {
         using T = operand_type<Q, K, V, O, DO, DQ, DK, DV>;
-        static_assert(mutable_outputs<DQ, DK, DV>());
-        static_assert(differentiable_attention_for<Attention, T> ||
-                      explain_differentiable_attention<Attention, T>());
-        observed_call const call(observer_, pass_kind::attend_backward);
-        auto const& moves = planned_by_all(step, pass_kind::attend_backward, at);
-        pass_.template backward<T>(
-            plans_.all(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
+        attend_backward_with<T>(
+            step, saved, dout, dq, dk, dv, logits, dlogits, at, [&](auto& local) {
                 if (layer_.keep == keep::exchanged)
                     raise(errc::invalid_call, at, "attend_backward",
                           "keep::exchanged has kept q, k, v and o",
                           "they were given again, the layer has keep::", kept());
-                take_inputs(local, moves, "attend_backward", q, k, v, at);
-                auto const kept_o = heads_of<T, Layout>(o, "attend_backward: o", at);
-                check_operand("attend_backward", "o", kept_o,
-                              query_extents<Layout>(moves, layer_.value_dim), at);
-                // Under keep::nothing o is computed again, beside the caller's.
-                if (layer_.keep == keep::local)
-                    local.o = {const_cast<T*>(kept_o.data), kept_o.extents, kept_o.strides};
-                take_gradients(local, moves, dout, dq, dk, dv, at);
-                take_logits(local, moves, "attend_backward", logits, dlogits, at);
+                take_inputs(local, plans_.first(), "attend_backward", q, k, v, at);
+                take_output_again(local, plans_.first(), o, at);
             });
     }
 
@@ -246,70 +221,14 @@ class pipeline {
                   where at = where::here()) {
         using T = operand_type<X, DY, DX>;
         static_assert(mutable_outputs<DX>());
-        static_assert(differentiable_attention_for<Attention, T> ||
-                      explain_differentiable_attention<Attention, T>());
-        static_assert(std::is_same_v<Layout, sequence_local>,
-                      "ulysses: a projection accepts sequence_local views only; head_local "
-                      "pipelines have `attend`.");
+        static_assert(differentiates<T>());
+        static_assert(projects<Layout>());
         static_assert(differentiable_projection_for<Projection, T, Weights, Gradients> ||
                       explain_differentiable_projection<Projection, T, Weights, Gradients>());
         observed_call const call(observer_, pass_kind::backward);
-        auto const& moves = planned_by_all(step, pass_kind::backward, at);
-        auto const rank = ranks().rank();
-        token_view<T const> x_view, dy_view;
-        token_view<T> dx_view, dq, dk, dv, o;
-        pass_.template backward<T>(
-            plans_.all(), pass_kind::backward, saved, observer_, at, [&](auto& local) {
-                x_view = tokens_of<T>(x, "backward: x", at);
-                dy_view = tokens_of<T>(dy, "backward: dy", at);
-                dx_view = tokens_of<T>(dx, "backward: dx", at);
-                extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
-                check_operand("backward", "x", x_view, tokens, at);
-                check_operand("backward", "dy", dy_view, tokens, at);
-                check_output("backward", "dx", dx_view, tokens, at);
-                check_apart("backward", "dx", dx_view, "x", x_view, at);
-                check_apart("backward", "dx", dx_view, "dy", dy_view, at);
-                take_logits(local, moves, "backward", logits, dlogits, at);
-                auto const query = query_extents<Layout>(moves, layer_.head_dim),
-                           key = key_extents<Layout>(moves, layer_.head_dim);
-                dq = packed<T>(scratch_.dq, query);
-                dk = packed<T>(scratch_.dk, key);
-                dv = packed<T>(scratch_.dv, key_extents<Layout>(moves, layer_.value_dim));
-                auto const dout =
-                    packed<T>(scratch_.dout, query_extents<Layout>(moves, layer_.value_dim));
-                local.dout = dout;
-                local.dq = dq;
-                local.dk = dk;
-                local.dv = dv;
-                auto const memory = six_step_memory(&saved);
-                o = packed<T>(layer_.keep == keep::nothing ? scratch_.o : saved.o,
-                              query_extents<Layout>(moves, layer_.value_dim));
-                local.o = o;
-                if (layer_.keep != keep::exchanged || !pass_.exchanging(moves)) {
-                    auto const q = packed<T>(*memory.q, query);
-                    auto const k = packed<T>(*memory.k, key);
-                    auto const v =
-                        packed<T>(*memory.v, key_extents<Layout>(moves, layer_.value_dim));
-                    if (layer_.keep == keep::nothing)
-                        ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v,
-                                            queue());
-                    local.q = q;
-                    local.k = k;
-                    local.v = v;
-                }
-                observer_.begin(step_id::project_out);
-                ulysses::project_out_backward(projection_, step, rank, weights, dy_view, dout,
-                                              queue());
-                observer_.end(step_id::project_out);
-            });
-        alone(pass_kind::backward, at, [&] {
-            observer_.begin(step_id::project_in);
-            ulysses::project_out_gradients(projection_, step, rank, token_view<T const>(o), dy_view,
-                                           gradients, queue());
-            ulysses::project_in_backward(projection_, step, rank, x_view, weights, dq, dk, dv,
-                                         dx_view, gradients, queue());
-            observer_.end(step_id::project_in);
-        });
+        plan_by_all(step, pass_kind::backward, at);
+        six_steps_.template backward<T>(pass_, plans_.all(), step, saved, observer_, x, weights, dy,
+                                        dx, gradients, logits, dlogits, at);
     }
 
     /// How many chunks of heads the calls of a step run in: `shape::chunks`, or 1 where nothing is
@@ -319,8 +238,8 @@ class pipeline {
         return static_cast<std::int64_t>(plans_.all().size());
     }
 
-    /// The plan of a step on this rank, or of one of its chunks: items, blocks, rows for each peer. Valid
-    /// until the next call.
+    /// The plan of a step on this rank, or of one of its chunks: items, blocks, rows for each peer.
+    /// Valid until the next call.
     plan const& planned(sequence const& step, std::int64_t chunk = 0, where at = where::here()) {
         plan_all(step, at);
         if (chunk < 0 || chunk >= static_cast<std::int64_t>(plans_.all().size()))
@@ -337,12 +256,13 @@ class pipeline {
                                  workspace(type));
     }
 
-    /// Bytes of memory that the calls of a step need on this rank for elements of `type`: the group's
-    /// windows, which its other pipelines use as well, and what this pipeline holds once it has made
-    /// each call that it can make, forward and backward. Operands and contexts are not counted; with a
-    /// projection, q, k, v, o and their gradients are, which all chunks share. Until the group has
-    /// exchanged once it is not known who reaches whom: where messages may be sent, they are counted.
-    /// Not collective. *Throws* `unsupported` for elements that the functor does not take.
+    /// Bytes of memory that the calls of a step need on this rank for elements of `type`: the
+    /// group's windows, which its other pipelines use as well, and what this pipeline holds once it
+    /// has made each call that it can make, forward and backward. Operands and contexts are not
+    /// counted; with a projection, q, k, v, o and their gradients are, which all chunks share.
+    /// Until the group has exchanged once it is not known who reaches whom: where messages may be
+    /// sent, they are counted. Not collective. *Throws* `unsupported` for elements that the functor
+    /// does not take.
     std::size_t workspace_bytes(sequence const& step, dtype type = dtype::f32,
                                 where at = where::here()) {
         plan_all(step, at);
@@ -355,36 +275,15 @@ class pipeline {
 
     /// Bytes of scratch memory this pipeline holds on this rank, shared windows and contexts not
     /// counted.
-    std::size_t scratch_bytes() const { return pass_.scratch_bytes() + scratch_.bytes(); }
+    std::size_t scratch_bytes() const { return pass_.scratch_bytes() + six_steps_.scratch_bytes(); }
 
    private:
-    using memory_type = buffer<space_type>;
-
-    struct scratch {
-        memory_type q, k, v, o, dout, dq, dk, dv;
-        std::size_t bytes() const {
-            std::size_t sum = 0;
-            for (auto const* each : {&q, &k, &v, &o, &dout, &dq, &dk, &dv}) sum += each->bytes();
-            return sum;
-        }
-    };
-
-    /// Where the six steps put q, k, v and o: in the context when they are kept sequence-local,
-    /// else in scratch.
-    struct local_memory {
-        memory_type *q, *k, *v, *o;
-    };
-    local_memory six_step_memory(context_type* saved) {
-        auto const kept = saved != nullptr && layer_.keep != keep::nothing;
-        auto const kept_local =
-            kept && (layer_.keep == keep::local || !pass_.exchanging(plans_.first()));
-        auto& qkv_q = kept_local ? saved->q : scratch_.q;
-        auto& qkv_k = kept_local ? saved->k : scratch_.k;
-        auto& qkv_v = kept_local ? saved->v : scratch_.v;
-        return {&qkv_q, &qkv_k, &qkv_v, kept ? &saved->o : &scratch_.o};
+    template <class T>
+    static consteval bool differentiates() {
+        static_assert(differentiable_attention_for<Attention, T> ||
+                      explain_differentiable_attention<Attention, T>());
+        return true;
     }
-
-    static constexpr bool six_steps = !std::is_same_v<Projection, no_projection>;
 
     /// `cache_capacity`: of the cache that a call is over, whose heads are dealt at once; 0: none.
     void plan_all(sequence const& step, where at, std::int64_t cache_capacity = 0) {
@@ -404,39 +303,20 @@ class pipeline {
 
     /// Of the step that is planned; nothing for elements that the functor does not take.
     std::optional<workspace_use> workspace(dtype type) const {
-        switch (type) {
-            case dtype::f64: return workspace_of<double>();
-            case dtype::f32: return workspace_of<float>();
-            case dtype::f16: return workspace_of<half>();
-            case dtype::bf16: return workspace_of<bf16>();
-            case dtype::none: break;
-        }
-        return {};
-    }
-    template <class T>
-    std::optional<workspace_use> workspace_of() const {
-        if constexpr (attention_for<Attention, T>) {
-            auto use = pass_.template workspace<T>(plans_.all(), six_steps);
-            if (!six_steps) return use;
+        return use_of_elements<Attention>(type, [&]<class T>(std::type_identity<T>) {
             constexpr auto backward = differentiable_attention_for<Attention, T>;
-            auto const& moves = plans_.first();
-            auto const both = layer_.head_dim + layer_.value_dim;
-            auto const elements =
-                moves.batch() * both *
-                (moves.own_queries() * layer_.heads + moves.own_keys() * layer_.kv_heads);
-            use.scratch += static_cast<std::size_t>(elements) * sizeof(T) * (backward ? 2 : 1);
+            auto use = pass_.template workspace<T>(plans_.all(), six_steps_.present);
+            use.scratch += six_steps_.template scratch_bytes<T>(plans_.first(), backward);
             return use;
-        } else {
-            return {};
-        }
+        });
     }
 
-    /// The plan, of the first chunk, of a collective call: a step that has none on this rank, or that does not continue its
+    /// Plans a collective call: a step that has no plan on this rank, or that does not continue its
     /// cache, is an error on every rank.
-    plan const& planned_by_all(sequence const& step, pass_kind kind, where at,
-                               cache_type const* cache = nullptr, dtype type = dtype::none) {
-        fence_status status;
-        guarded(status, name(kind), at, [&] {
+    void plan_by_all(sequence const& step, pass_kind kind, where at,
+                     cache_type const* cache = nullptr, dtype type = dtype::none) {
+        running_call call(kind, at);
+        call.guard([&] {
             if (cache != nullptr)
                 cache->expect_fits(step, layer_, type, ranks(), at);
             else if (step.packed().has_past())
@@ -444,36 +324,10 @@ class pipeline {
                       "none was given");
             plan_all(step, at, cache != nullptr ? cache->capacity() : 0);
         });
-        if (status.code != errc::none) pass_.refuse(status);
-        return plans_.first();
+        if (call.status.code != errc::none) pass_.refuse(call.status);
     }
-
-    template <class T>
-    static void take_logits(local_operands<T, Layout>& local, plan const& moves,
-                            std::string_view call, logit_inputs const& logits,
-                            logit_gradients<accumulator_t<T>> const& dlogits, where at) {
-        check_logits(moves, call, logits, true, at);
-        check_logit_gradients(moves, call, dlogits, at);
-        local.logits = logits;
-        local.dlogits = dlogits;
-    }
-
-    /// Runs what follows a call's last fence: an error in it leaves the call on this rank alone.
-    template <class Body>
-    void alone(pass_kind kind, where at, Body const& body) const {
-        fence_status status;
-        guarded(status, name(kind), at, body);
-        if (status.code != errc::none) throw_error(status.code, status.text, ranks().rank());
-    }
-
-    auto queue() const { return queue_of(ranks()); }
 
     std::string kept() const { return text_of(term::keep, static_cast<std::int64_t>(layer_.keep)); }
-
-    template <class T>
-    tensor_view<T, Layout> packed(memory_type& memory, extents4 const& extents) const {
-        return packed_in<T, Layout>(memory, extents, queue());
-    }
 
     template <class Q, class K, class V, class O>
     void attend_with(sequence const& step, context_type* saved, cache_type* cache, Q const& q,
@@ -481,18 +335,33 @@ class pipeline {
         using T = operand_type<Q, K, V, O>;
         static_assert(mutable_outputs<O>());
         observed_call const call(observer_, pass_kind::attend);
-        auto const& moves = planned_by_all(step, pass_kind::attend, at, cache, dtype_of<T>);
+        plan_by_all(step, pass_kind::attend, at, cache, dtype_of<T>);
         pass_.template forward<T>(
             plans_.all(), pass_kind::attend, saved, cache, observer_, at, [&](auto& local) {
+                auto const& moves = plans_.first();
                 take_inputs(local, moves, "attend", q, k, v, at);
-                local.o = heads_of<T, Layout>(o, "o", at);
-                check_output("attend", "o", local.o, query_extents<Layout>(moves, layer_.value_dim),
-                             at);
-                check_apart("attend", "o", local.o, "q", local.q, at);
-                check_apart("attend", "o", local.o, "k", local.k, at);
-                check_apart("attend", "o", local.o, "v", local.v, at);
-                check_logits(moves, "attend", logits, saved != nullptr, at);
-                local.logits = logits;
+                take_output(local, moves, o, at);
+                take_logits(local, moves, "attend", logits, saved != nullptr, at);
+            });
+    }
+
+    /// `take_forward(operands)` takes forward's q, k, v and o, unless the context has them.
+    template <class T, class DO, class DQ, class DK, class DV, class TakeForward>
+    void attend_backward_with(sequence const& step, context_type& saved, DO const& dout,
+                              DQ const& dq, DK const& dk, DV const& dv, logit_inputs const& logits,
+                              logit_gradients<accumulator_t<T>> const& dlogits, where at,
+                              TakeForward const& take_forward) {
+        static_assert(mutable_outputs<DQ, DK, DV>());
+        static_assert(differentiates<T>());
+        observed_call const call(observer_, pass_kind::attend_backward);
+        plan_by_all(step, pass_kind::attend_backward, at);
+        pass_.template backward<T>(
+            plans_.all(), pass_kind::attend_backward, saved, observer_, at, [&](auto& local) {
+                auto const& moves = plans_.first();
+                take_forward(local);
+                take_gradients(local, moves, dout, dq, dk, dv, at);
+                take_logits(local, moves, "attend_backward", logits, true, at);
+                take_logit_gradients(local, moves, "attend_backward", dlogits, at);
             });
     }
 
@@ -501,57 +370,20 @@ class pipeline {
                       Weights const& weights, Y const& y, logit_inputs const& logits, where at) {
         using T = operand_type<X, Y>;
         static_assert(mutable_outputs<Y>());
-        static_assert(std::is_same_v<Layout, sequence_local>,
-                      "ulysses: a projection accepts sequence_local views only; head_local "
-                      "pipelines have `attend`.");
+        static_assert(projects<Layout>());
         static_assert(projection_for<Projection, T, Weights> ||
                       explain_projection<Projection, T, Weights>());
         observed_call const call(observer_, pass_kind::forward);
-        auto const& moves = planned_by_all(step, pass_kind::forward, at, cache, dtype_of<T>);
-        auto const rank = ranks().rank();
-        token_view<T> y_view, o;
-        pass_.template forward<T>(
-            plans_.all(), pass_kind::forward, saved, cache, observer_, at, [&](auto& local) {
-                token_view<T const> const x_view = tokens_of<T>(x, "forward: x", at);
-                y_view = tokens_of<T>(y, "forward: y", at);
-                extents4 const tokens{step.batch(), step.queries().count(rank), 1, x_view.dim()};
-                check_operand("forward", "x", x_view, tokens, at);
-                check_output("forward", "y", y_view, tokens, at);
-                check_apart("forward", "y", y_view, "x", x_view, at);
-                check_logits(moves, "forward", logits, saved != nullptr, at);
-                local.logits = logits;
-                if (step.cross())
-                    raise(errc::invalid_sequence, at, "forward",
-                          "q, k and v are projected from one x", "the step has ",
-                          step.queries().total(), " queries and ", step.keys().total(),
-                          " keys of their own; project them and use attend");
-                auto const memory = six_step_memory(saved);
-                auto const q = packed<T>(*memory.q, query_extents<Layout>(moves, layer_.head_dim));
-                auto const k = packed<T>(*memory.k, key_extents<Layout>(moves, layer_.head_dim));
-                auto const v = packed<T>(*memory.v, key_extents<Layout>(moves, layer_.value_dim));
-                o = packed<T>(*memory.o, query_extents<Layout>(moves, layer_.value_dim));
-                observer_.begin(step_id::project_in);
-                ulysses::project_in(projection_, step, rank, x_view, weights, q, k, v, queue());
-                observer_.end(step_id::project_in);
-                local.q = q;
-                local.k = k;
-                local.v = v;
-                local.o = o;
-            });
-        alone(pass_kind::forward, at, [&] {
-            observer_.begin(step_id::project_out);
-            ulysses::project_out(projection_, step, rank, token_view<T const>(o), weights, y_view,
-                                 queue());
-            observer_.end(step_id::project_out);
-        });
+        plan_by_all(step, pass_kind::forward, at, cache, dtype_of<T>);
+        six_steps_.template forward<T>(pass_, plans_.all(), step, saved, cache, observer_, x,
+                                       weights, y, logits, at);
     }
 
     detail::kept_shape layer_;
     attention_pass<Comm, Layout, Attention, Observer> pass_;
-    [[no_unique_address]] Projection projection_;
+    projected_pass<Comm, Projection> six_steps_;
     [[no_unique_address]] Observer observer_;
     chunk_plans plans_;
-    scratch scratch_;
 };
 
 template <class Comm, class Layout, class Attention>

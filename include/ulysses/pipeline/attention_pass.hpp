@@ -2,12 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/buffer.hpp>
+#include <ulysses/core/guarded.hpp>
 #include <ulysses/core/operand.hpp>
 #include <ulysses/core/view_copy.hpp>
 #include <ulysses/pipeline/cache.hpp>
+#include <ulysses/pipeline/call_windows.hpp>
 #include <ulysses/pipeline/chunk_schedule.hpp>
 #include <ulysses/pipeline/context.hpp>
+#include <ulysses/pipeline/in_place.hpp>
 #include <ulysses/pipeline/operands.hpp>
+#include <ulysses/pipeline/running_call.hpp>
 #include <ulysses/pipeline/workspace.hpp>
 #include <ulysses/stage/attend.hpp>
 #include <ulysses/stage/to_heads.hpp>
@@ -23,8 +27,8 @@
 #include <utility>
 
 /// Steps 3 to 5 as one pass, forward and backward: the part of the pipeline that knows contexts and
-/// keep policies. Two fences a pass when ranks exchange, or those of its chunks; none when every rank
-/// already holds its heads.
+/// keep policies. Two fences a pass when ranks exchange, or those of its chunks; none when every
+/// rank already holds its heads.
 namespace ulysses::inline ULYSSES_ABI {
 
 template <class Comm, class Layout, class Attention, class Observer>
@@ -33,7 +37,6 @@ class attention_pass {
     using space_type = typename Comm::space_type;
     using context_type = context<Comm>;
     using cache_type = kv_cache<Comm>;
-    using window = typename Comm::window_type;
 
     attention_pass(Comm ranks, Attention attention)
         : ranks_(ranks), attention_(attention), moving_(ranks) {}
@@ -64,8 +67,7 @@ class attention_pass {
 
     /// Bytes of scratch memory held on this rank, shared windows not counted.
     std::size_t scratch_bytes() const {
-        return workspace_.bytes() + lse_.bytes() + o_.bytes() + dk_.bytes() + dv_.bytes() +
-               moving_.message_bytes();
+        return workspace_.bytes() + lse_.bytes() + in_place_.bytes() + moving_.message_bytes();
     }
 
     /// Leaves a call that has failed on this rank before it began: with the same error on every
@@ -88,8 +90,8 @@ class attention_pass {
         collectively([&] { run_forward<T>(chunks, kind, saved, cache, seen, at, prepare); });
     }
 
-    /// `prepare(operands)` as in `forward`; q, k, v, o are needed unless a context kept them
-    /// exchanged. With keep::nothing, o is computed again and, when it has data, written.
+    /// `prepare(operands)` as in `forward`; q, k, v and o are needed unless the policy is
+    /// keep::exchanged. With keep::nothing, o is computed again and, when it has data, written.
     template <class T, class Prepare>
     void backward(std::span<plan const> chunks, pass_kind kind, context_type& saved, Observer& seen,
                   where at, Prepare const& prepare) {
@@ -97,8 +99,9 @@ class attention_pass {
     }
 
    private:
-    using queue_type = typename space_type::queue;
-    queue_type queue() const { return queue_of(ranks_); }
+    using windows = call_windows<Comm>;
+
+    auto queue() const { return queue_of(ranks_); }
 
     /// Runs a call, which only with sequence-local operands is one of the whole group.
     template <class Body>
@@ -113,11 +116,11 @@ class attention_pass {
     void run_forward(std::span<plan const> chunks, pass_kind kind, context_type* saved,
                      cache_type* cache, Observer& seen, where at, Prepare const& prepare) {
         auto const& moves = chunks[0];
+        auto const& layer = moves.layer();
         auto const whole = kind == pass_kind::forward;
-        auto const policy = moves.layer().keep;
+        auto const own_window = saved != nullptr && layer.keep == keep::exchanged;
+        auto const keeps_lse = saved != nullptr && layer.keep != keep::nothing;
         window_slots slots;
-        auto const own_window = saved != nullptr && policy == keep::exchanged;
-        auto const keeps_lse = saved != nullptr && policy != keep::nothing;
         moving_.begin(seen);
         auto call = begin(moves, kind, dtype_of<T>, at);
         if (cache != nullptr) call.set(term::cache, cache->number());
@@ -138,28 +141,20 @@ class attention_pass {
         local_operands<T, Layout> local;
         call.guard([&] {
             prepare(local);
-            take_dropout(call, local.logits);
+            if (local.logits.dropout) call.set_dropout(*local.logits.dropout);
             reserve<T>(chunks, lse, keeps_lse);
         });
         auto const compute = [&](std::size_t c) {
-            attend_operands<T> operands;
-            operands.logits = local.logits;
-            operands.dlogits = local.dlogits;
-            operands.lse = lse_operand<T>(lse, chunks[c], keeps_lse);
+            auto operands = begin_operands(local, lse, chunks[c], keeps_lse);
             if (exchanging(moves)) {
-                auto const place = places(c);
-                set_queries_keys_values(operands, ranks_.address(inbox, ranks_.rank()), place,
-                                        moves.layer());
-                operands.o = {ranks_.address(outbox, ranks_.rank()), place.o,
-                              moves.layer().value_dim};
+                set_forward(operands, own_part(inbox), own_part(outbox), places(c), layer);
             } else {
-                set_queries_keys_values(operands, local);
-                operands.o = in_place(local.o);
+                in_place_.set_forward(operands, local);
                 if (cache != nullptr) cache->append(queue(), moves, local.k, local.v);
             }
             if (cache != nullptr) {
-                operands.k = {cache->own_part(), cache->places().k, moves.layer().head_dim};
-                operands.v = {cache->own_part(), cache->places().v, moves.layer().value_dim};
+                operands.k = {cache->own_part(), cache->places().k, layer.head_dim};
+                operands.v = {cache->own_part(), cache->places().v, layer.value_dim};
             }
             seen.begin(step_id::attend);
             ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue());
@@ -168,7 +163,7 @@ class attention_pass {
         if (exchanging(moves)) {
             if constexpr (std::is_same_v<Layout, sequence_local>)
                 moving_.run(
-                    call, chunks.size(), moves.layer().overlap,
+                    call, chunks.size(), layer.overlap,
                     [&](auto& moving, std::size_t c) {
                         if (cache != nullptr)
                             to_heads(moving, chunks[c], inbox, places(c), cache->memory(),
@@ -183,10 +178,9 @@ class attention_pass {
                     },
                     [](auto&) {});
         } else {
-            alone(call, [&] {
+            call.alone(ranks_.rank(), [&] {
                 compute(0);
-                // What is kept must not depend on the caller's tensors.
-                if (own_window && !whole) keep_copies<T>(*saved, local);
+                if (own_window && !whole) in_place_.keep_copies(*saved, local, queue());
             });
         }
         if (saved != nullptr) saved->fill(filling<T>(moves, whole), local.logits.dropout, ranks_);
@@ -220,42 +214,29 @@ class attention_pass {
         };
         local_operands<T, Layout> local;
         call.guard([&] {
+            if (policy == keep::exchanged && !exchanging(moves))
+                in_place_.take_copies(local, saved, moves, queue());
             prepare(local);
-            take_dropout(call, local.logits);
+            if (local.logits.dropout) call.set_dropout(*local.logits.dropout);
             saved.expect_dropout(local.logits.dropout, at);
             reserve<T>(chunks, lse, keeps_lse);
         });
         auto const compute = [&](std::size_t c) {
-            attend_operands<T> operands;
-            operands.logits = local.logits;
-            operands.dlogits = local.dlogits;
-            operands.lse = lse_operand<T>(lse, chunks[c], keeps_lse);
+            auto operands = begin_operands(local, lse, chunks[c], keeps_lse);
             if (exchanging(moves)) {
-                auto const me = ranks_.rank();
-                auto* in = ranks_.address(inbox, me);
-                auto* out = ranks_.address(outbox, me);
+                auto* const in = own_part(inbox);
+                auto* const out = own_part(outbox);
                 auto const place = places(c);
-                if (policy == keep::exchanged) {
-                    auto const of_forward =
-                        forward_regions::of<T>(chunks[c], kept_slots.of_chunk(c));
-                    set_queries_keys_values(operands, ranks_.address(kept.inbox, me), of_forward,
-                                            layer);
-                    operands.o = {ranks_.address(kept.outbox, me), of_forward.o, layer.value_dim};
-                } else {
-                    set_queries_keys_values(operands, in, place, layer);
-                    operands.o = {policy == keep::local ? in : out, place.o, layer.value_dim};
-                }
+                if (policy == keep::exchanged)
+                    set_forward(operands, own_part(kept.inbox), own_part(kept.outbox),
+                                forward_regions::of<T>(chunks[c], kept_slots.of_chunk(c)), layer);
+                else
+                    set_forward(operands, in, policy == keep::local ? in : out, place, layer);
                 moving_.template add_slots<T>(chunks[c].output_gradient(), inbox, place.dout,
                                               place.dout_slots, moves.batch(), layer.value_dim);
-                operands.dout = {in, place.dout, layer.value_dim};
-                operands.dq = {out, place.dq, layer.head_dim};
-                operands.dk = {out, place.dk, layer.head_dim};
-                operands.dv = {out, place.dv, layer.value_dim};
-                auto const rows = chunks[c].own_key_rows();
-                zero_rows<accumulator_t<T>>(out, place.dk, rows, layer.head_dim);
-                zero_rows<accumulator_t<T>>(out, place.dv, rows, layer.value_dim);
+                set_gradients(operands, in, out, place, chunks[c]);
             } else {
-                set_backward_in_place(operands, local, moves);
+                in_place_.set_backward(operands, local, policy, queue());
             }
             seen.begin(step_id::attend);
             if (policy == keep::nothing)
@@ -286,8 +267,8 @@ class attention_pass {
                     },
                     [&](auto& moving) { moving.template add<T, accumulator_t<T>>(queue()); });
         } else {
-            alone(call, [&] { compute(0); });
-            round_in_place(local);
+            call.alone(ranks_.rank(), [&] { compute(0); });
+            in_place_.round(local, queue());
         }
         saved.discard();
     }
@@ -298,57 +279,15 @@ class attention_pass {
     }
 
     running_call begin(plan const& moves, pass_kind kind, dtype type, where at) {
-        running_call call{{}, kind, at};
+        running_call call(kind, at, moves, type);
         if (exchanging(moves)) call.status.call = ranks_.begin_call();
-        call.status.plan = moves.hash();
-        call.status.terms = moves.terms();
-        call.set(term::call, static_cast<std::int64_t>(kind));
-        call.set(term::element_type, static_cast<std::int64_t>(type));
         return call;
     }
 
-    static void take_dropout(running_call& call, logit_inputs const& logits) {
-        if (!logits.dropout) return;
-        auto const& key = *logits.dropout;
-        word_hash hash;
-        for (auto const word : {key.seed, key.step, key.layer, key.first_sample}) hash.add(word);
-        call.set(term::dropout_key, static_cast<std::int64_t>(hash.value()));
-    }
-
-    struct windows {
-        window inbox{}, outbox{};
-    };
-
-    /// The windows of a call: the context's, or the group's. They grow collectively, so ranks first
-    /// make sure that all are in the same call and none has failed; also when that is `needed` before
-    /// a rank writes to another.
     windows open(plan const& moves, running_call& call, context_type* saved,
                  window_slots const& slots, bool needed = false) {
         if (!exchanging(moves)) return {};
-        auto const inbox_bytes = slots.inbox(), outbox_bytes = slots.outbox();
-        auto const grows = saved != nullptr
-                               ? saved->grows(inbox_bytes, outbox_bytes)
-                               : ranks_.shared_window_bytes(arena::inbox) < inbox_bytes ||
-                                     ranks_.shared_window_bytes(arena::outbox) < outbox_bytes;
-        auto& status = call.status;
-        if (grows || needed) ranks_.fence(status);
-        if (status.code != errc::none) return {};
-        if (saved == nullptr)
-            return {ranks_.shared_window(arena::inbox, inbox_bytes),
-                    ranks_.shared_window(arena::outbox, outbox_bytes)};
-        windows own{saved->inbox(ranks_, inbox_bytes, status.call),
-                    saved->outbox(ranks_, outbox_bytes, status.call)};
-        call.set(term::inbox, saved->inbox_number());
-        call.set(term::outbox, saved->outbox_number());
-        return own;
-    }
-
-    /// Computes without an exchange: an error stays on this rank.
-    template <class Body>
-    void alone(running_call& call, Body const& body) const {
-        call.guard(body);
-        auto const& status = call.status;
-        if (status.code != errc::none) throw_error(status.code, status.text, ranks_.rank());
+        return windows::open(ranks_, call, saved, slots, needed);
     }
 
     /// Scratch and log-sum-exp for all chunks of a call.
@@ -362,66 +301,44 @@ class attention_pass {
         return {workspace_.data(), workspace_.bytes()};
     }
 
-    template <class U>
-    static head_operand<U> in_place(tensor_view<U, Layout> const& local) {
-        return head_operand<U>(head_view<U>(local.data, local.extents, local.strides));
+    std::byte* own_part(typename Comm::window_type const& memory) const {
+        return ranks_.address(memory, ranks_.rank());
     }
 
-    /// Chunks that are kept lie one behind the other.
+    /// What step 4 takes that is not moved. Log-sum-exps that are kept lie chunk by chunk.
     template <class T>
-    static head_operand<accumulator_t<T>> lse_operand(buffer<space_type> const& memory,
-                                                      plan const& moves, bool kept) {
-        return {memory.data(), lse_region<T>(kept ? moves.chunk().first_query_row : 0), 1};
+    static attend_operands<T> begin_operands(local_operands<T, Layout> const& local,
+                                             buffer<space_type> const& lse, plan const& moves,
+                                             bool keeps_lse) {
+        attend_operands<T> operands;
+        operands.logits = local.logits;
+        operands.dlogits = local.dlogits;
+        operands.lse = {lse.data(), lse_region<T>(keeps_lse ? moves.chunk().first_query_row : 0),
+                        1};
+        return operands;
     }
 
+    /// q, k, v and o of a pass in this rank's parts of windows, o from `o_base` on.
     template <class T, class Regions>
-    static void set_queries_keys_values(attend_operands<T>& operands, std::byte* base,
-                                        Regions const& places, shape const& layer) {
+    static void set_forward(attend_operands<T>& operands, std::byte* base, std::byte* o_base,
+                            Regions const& places, shape const& layer) {
         operands.q = {base, places.q, layer.head_dim};
         operands.k = {base, places.k, layer.head_dim};
         operands.v = {base, places.v, layer.value_dim};
-    }
-    template <class T>
-    static void set_queries_keys_values(attend_operands<T>& operands,
-                                        local_operands<T, Layout> const& local) {
-        operands.q = in_place(local.q);
-        operands.k = in_place(local.k);
-        operands.v = in_place(local.v);
+        operands.o = {o_base, places.o, layer.value_dim};
     }
 
-    /// Without an exchange dk and dv are accumulated where they are wanted, or beside, when they
-    /// must be rounded.
+    /// Gradients, likewise; dk and dv are made zero.
     template <class T>
-    void set_backward_in_place(attend_operands<T>& operands, local_operands<T, Layout>& local,
-                               plan const& moves) {
-        set_queries_keys_values(operands, local);
-        if (moves.layer().keep == keep::nothing && local.o.data == nullptr)
-            local.o = packed_in<T, Layout>(o_, local.dout.extents, queue());
-        operands.o = in_place(local.o);
-        operands.dout = in_place(local.dout);
-        operands.dq = in_place(local.dq);
-        auto const accumulator = [&](auto const& view, buffer<space_type>& beside) {
-            if constexpr (std::is_same_v<T, accumulator_t<T>>)
-                return view;
-            else
-                return packed_in<accumulator_t<T>, Layout>(beside, view.extents, queue());
-        };
-        auto const dk = accumulator(local.dk, dk_), dv = accumulator(local.dv, dv_);
-        zero_view<space_type>(queue(), dk);
-        zero_view<space_type>(queue(), dv);
-        operands.dk = in_place(dk);
-        operands.dv = in_place(dv);
-    }
-
-    template <class T>
-    void round_in_place(local_operands<T, Layout> const& local) {
-        using wide = accumulator_t<T>;
-        if constexpr (!std::is_same_v<T, wide>) {
-            round_view<space_type>(queue(), local.dk,
-                                   packed_in<wide, Layout>(dk_, local.dk.extents, queue()));
-            round_view<space_type>(queue(), local.dv,
-                                   packed_in<wide, Layout>(dv_, local.dv.extents, queue()));
-        }
+    void set_gradients(attend_operands<T>& operands, std::byte* in, std::byte* out,
+                       backward_regions const& places, plan const& moves) {
+        auto const& layer = moves.layer();
+        operands.dout = {in, places.dout, layer.value_dim};
+        operands.dq = {out, places.dq, layer.head_dim};
+        operands.dk = {out, places.dk, layer.head_dim};
+        operands.dv = {out, places.dv, layer.value_dim};
+        zero_rows<accumulator_t<T>>(out, places.dk, moves.own_key_rows(), layer.head_dim);
+        zero_rows<accumulator_t<T>>(out, places.dv, moves.own_key_rows(), layer.value_dim);
     }
 
     /// The first `rows` rows of a region in this rank's own part.
@@ -432,23 +349,11 @@ class attention_pass {
                                   {0, 0, place.pitch / static_cast<std::int64_t>(sizeof(U)), 1}));
     }
 
-    template <class T>
-    void keep_copies(context_type& saved, local_operands<T, Layout> const& local) {
-        auto const keep_copy = [&](buffer<space_type>& memory,
-                                   tensor_view<T const, Layout> const& from) {
-            copy_view<space_type>(queue(), packed_in<T, Layout>(memory, from.extents, queue()),
-                                  from);
-        };
-        keep_copy(saved.q, local.q);
-        keep_copy(saved.k, local.k);
-        keep_copy(saved.v, local.v);
-        keep_copy(saved.o, local.o);
-    }
-
     Comm ranks_;
     [[no_unique_address]] Attention attention_;
     chunk_schedule<Comm, Observer> moving_;
-    buffer<space_type> workspace_, lse_, o_, dk_, dv_;
+    in_place_operands<space_type, Layout> in_place_;
+    buffer<space_type> workspace_, lse_;
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

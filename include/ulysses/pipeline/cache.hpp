@@ -34,9 +34,10 @@ struct head_share {
 };
 
 /// The keys and values that a layer has seen, for inference: on each rank all keys of the key-value
-/// heads that its query heads read, [head, sample, key] as in a region, with room for `capacity` keys
-/// a sample. Made by `pipeline::make_cache`, one a layer. A call with a step puts the step's keys
-/// behind those that are there, from every rank straight to their place, and lets rows see all:
+/// heads that its query heads read, [head, sample, key] as in a region, with room for `capacity`
+/// keys a sample. Made by `pipeline::make_cache`, one a layer. A call with a step puts the step's
+/// keys behind those that are there, from every rank straight to their place, and lets rows see
+/// all:
 ///
 ///     auto cache = layer.make_cache<float>(batch, capacity);
 ///     step.renew(ranks, {.batch = batch, .tokens = own, .packing = {.past = cache.lengths()}});
@@ -131,13 +132,13 @@ class kv_cache {
         expect_step(step, at);
     }
 
-    /// True when a rank may have read or changed its part since the last fence: then a call needs one
-    /// before it writes to the others'.
+    /// True when a rank may have read or changed its part since the last fence: then a call needs
+    /// one before it writes to the others'.
     bool used_alone() const { return used_alone_; }
     void settle() { used_alone_ = false; }
 
-    /// Puts the step's keys and values that this rank holds itself, all tokens [B, S, g, D], into its
-    /// own part.
+    /// Puts the step's keys and values that this rank holds itself, all tokens [B, S, g, D], into
+    /// its own part.
     template <class T, class Layout>
     void append(typename space_type::queue queue, plan const& moves,
                 tensor_view<T const, Layout> const& k, tensor_view<T const, Layout> const& v) {
@@ -208,8 +209,8 @@ class kv_cache {
         capacity_ = capacity;
         number_ = static_cast<std::int64_t>(status.call);
         memory_ = ranks.make_window(places_.bytes);
-        // Rows that were never written may lie beside those that are read: a probability of 0 must not
-        // meet a NaN there.
+        // Rows that were never written may lie beside those that are read: a probability of 0 must
+        // not meet a NaN there.
         auto const elements = static_cast<std::int64_t>(places_.bytes / sizeof(T));
         zero_view<space_type>(queue_of(ranks),
                               head_view<T>(reinterpret_cast<T*>(own_part()), {1, 1, 1, elements}));

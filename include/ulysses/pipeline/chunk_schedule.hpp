@@ -3,23 +3,21 @@
 
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/fence.hpp>
-#include <ulysses/core/guarded.hpp>
 #include <ulysses/core/observer.hpp>
 #include <ulysses/exchange/exchange.hpp>
 #include <ulysses/exchange/regions.hpp>
-#include <ulysses/plan/plan.hpp>
+#include <ulysses/pipeline/running_call.hpp>
+#include <ulysses/plan/blocks.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
-#include <utility>
 
-/// In which order the chunks of a call move and are computed, and where in the windows each lies.
+/// In which order the chunks of a call move and are computed, and which slots of the windows
+/// (`window_slots`) they take.
 ///
 /// One after the other, a chunk is what a call of fewer heads would be, with two fences of its own.
-/// Overlapped, there is a fence before each chunk and one after the last, and windows have two slots,
-/// which chunks take in turn. Between fence c and fence c + 1 of chunks 0, 1, ... a rank
+/// Overlapped, there is a fence before each chunk and one after the last, and windows have two
+/// slots, which chunks take in turn. Between fence c and fence c + 1 of chunks 0, 1, ... a rank
 ///
 ///     writes peers' inboxes      of chunk c + 1, slot (c + 1) % 2
 ///     reads its own inbox and
@@ -31,52 +29,6 @@
 /// inboxes are also written before the first, outboxes also read after the last, and neither is
 /// otherwise.
 namespace ulysses::inline ULYSSES_ABI {
-
-/// How the chunks of a call share an arena: chunk c takes slot c % count.
-struct window_slots {
-    std::size_t count = 1;
-    std::size_t inbox_bytes = 0, outbox_bytes = 0;  ///< of one slot: of the largest chunk
-
-    /// *Throws* `invalid_shape` for windows that no memory holds.
-    template <class Regions, class T>
-    static window_slots of(std::span<plan const> chunks, std::size_t count) {
-        window_slots slots{count};
-        for (auto const& moves : chunks) {
-            auto const places = Regions::template of<T>(moves);
-            slots.inbox_bytes = std::max(slots.inbox_bytes, places.inbox_bytes);
-            slots.outbox_bytes = std::max(slots.outbox_bytes, places.outbox_bytes);
-        }
-        if (std::max(slots.inbox_bytes, slots.outbox_bytes) >= (std::size_t{1} << 62) / count)
-            raise(errc::invalid_shape, {}, "exchange", "an arena must stay below 2^62 bytes", count,
-                  " chunks of ", std::max(slots.inbox_bytes, slots.outbox_bytes), " bytes");
-        return slots;
-    }
-
-    arena_begins of_chunk(std::size_t c) const {
-        return {c % count * inbox_bytes, c % count * outbox_bytes};
-    }
-    std::size_t inbox() const { return count * inbox_bytes; }
-    std::size_t outbox() const { return count * outbox_bytes; }
-};
-
-/// Slots of the windows that the calls of a group share.
-inline std::size_t shared_slots(plan const& moves) { return moves.layer().overlap ? 2 : 1; }
-
-/// What a call tells at its fences, and where it was made.
-struct running_call {
-    fence_status status;
-    pass_kind kind;
-    where at;
-
-    void set(term which, std::int64_t value) {
-        status.terms[static_cast<std::size_t>(which)] = value;
-    }
-    /// Runs a part of the call, unless it has failed already.
-    template <class Body>
-    void guard(Body const& body) {
-        if (status.code == errc::none) guarded(status, name(kind), at, body);
-    }
-};
 
 template <reaches_memory Comm, observer Observer>
 class chunk_schedule {
@@ -92,9 +44,9 @@ class chunk_schedule {
         back_.begin(seen);
     }
 
-    /// Calls for each chunk c, in this order, `put(exchange, c)`, which lists what goes to the ranks of
-    /// its heads; `compute(c)`; `get(exchange, c)`, which lists what comes back; `finish(exchange)`,
-    /// when it is there. *Blocking*. *Throws* the verdict of a fence.
+    /// Calls for each chunk c, in this order, `put(exchange, c)`, which lists what goes to the
+    /// ranks of its heads; `compute(c)`; `get(exchange, c)`, which lists what comes back;
+    /// `finish(exchange)`, when it is there. *Blocking*. *Throws* the verdict of a fence.
     template <class Put, class Compute, class Get, class Finish>
     void run(running_call& call, std::size_t chunks, bool overlap, Put const& put,
              Compute const& compute, Get const& get, Finish const& finish) {
@@ -151,8 +103,8 @@ class chunk_schedule {
         }
     }
 
-    /// What may fail on one rank alone comes before a fence and is told at it: messages are only begun
-    /// when no rank has failed, and are waited for even if one has since.
+    /// What may fail on one rank alone comes before a fence and is told at it: messages are only
+    /// begun when no rank has failed, and are waited for even if one has since.
     template <class Put, class Compute, class Get, class Finish>
     void overlapped(running_call& call, std::size_t chunks, step_id first, step_id last,
                     Put const& put, Compute const& compute, Get const& get, Finish const& finish) {

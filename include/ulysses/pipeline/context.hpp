@@ -96,8 +96,8 @@ class context {
 
     // What follows is for the pipeline.
 
-    /// *Throws* `invalid_call` when a forward call still waits for its backward, or the context was used
-    /// on another group.
+    /// *Throws* `invalid_call` when a forward call still waits for its backward, or the context was
+    /// used on another group.
     void expect_empty(Comm const& ranks, where at) const {
         if (filled_)
             raise(errc::invalid_call, at, "context", "a forward call needs a consumed context",
@@ -105,8 +105,8 @@ class context {
         expect_group(ranks, at);
     }
 
-    /// *Throws* `invalid_call` when there was no forward call, or one of another step, element type,
-    /// kind, layout or group.
+    /// *Throws* `invalid_call` when there was no forward call, or one of another step, element
+    /// type, kind, layout or group.
     void expect_filled(context_filling const& with, Comm const& ranks, where at) const {
         if (!filled_)
             raise(errc::invalid_call, at, "context",
@@ -195,7 +195,8 @@ class context {
         return own.memory;
     }
 
-    /// Windows and what they hold belong to one group; where handles compare, another one is refused.
+    /// Windows and what they hold belong to one group; where handles compare, another one is
+    /// refused.
     void expect_group(Comm const& ranks, where at) const {
         if constexpr (std::equality_comparable<Comm>)
             if (ranks_ && !(*ranks_ == ranks))

@@ -46,8 +46,8 @@ consteval bool fixed_shape_fits() {
     return true;
 }
 
-/// *Throws* `unsupported` naming the feature that a completed shape, exchanged in its chunks, asks of a
-/// functor without it.
+/// *Throws* `unsupported` naming the feature that a completed shape, exchanged in its chunks, asks
+/// of a functor without it.
 template <class Attention>
 void check_features(shape const& layer, int ranks, where at) {
     constexpr attention_features has = Attention::features;
@@ -76,7 +76,8 @@ void check_features(shape const& layer, int ranks, where at) {
         auto const kv_heads = head_chunk::of(layer, chunk).kv_heads.size();
         return kv_heads * (layer.heads / layer.kv_heads) % ranks != 0;
     };
-    // The first chunk is as small as any, the last as large; heads of other windows weigh differently.
+    // The first chunk is as small as any, the last as large; heads of other windows weigh
+    // differently.
     auto const cuts = !layer.head_windows.empty() || cut(0) || cut(layer.chunks - 1);
     need(layer.assignment == assignment::balanced && ranks > 1 && cuts, has.row_range,
          "row_range (or use assignment::whole_heads)");

@@ -39,6 +39,14 @@ consteval bool of_const_elements() {
         return false;
 }
 
+template <class Layout>
+consteval bool projects() {
+    static_assert(std::is_same_v<Layout, sequence_local>,
+                  "ulysses: a projection accepts sequence_local views only; head_local pipelines "
+                  "have `attend`.");
+    return true;
+}
+
 template <class... X>
 consteval bool mutable_outputs() {
     static_assert((... && !of_const_elements<X>()),

@@ -26,8 +26,8 @@ struct local_operands {
     logit_gradients<accumulator_t<T>> dlogits;
 };
 
-/// `view_of_heads` of an operand of elements T. One that does not fit has been refused by a sentence
-/// and becomes an empty view, so that nothing follows from it.
+/// `view_of_heads` of an operand of elements T. One that does not fit has been refused by a
+/// sentence and becomes an empty view, so that nothing follows from it.
 template <class T, class Layout, class X>
 auto heads_of(X const& x, std::string_view name, where at) {
     if constexpr (requires { requires std::is_same_v<std::remove_cv_t<element_of_t<X>>, T>; })
@@ -80,7 +80,8 @@ extents4 key_extents(plan const& moves, std::int64_t dim) {
     }
 }
 
-/// *Throws* `invalid_tensor` unless a bias, or its gradient, has extents of 1 or of the whole sequence.
+/// *Throws* `invalid_tensor` unless a bias, or its gradient, has extents of 1 or of the whole
+/// sequence.
 inline void check_bias(plan const& moves, std::string_view call, std::string_view name,
                        bias_layout const& layout, where at) {
     extents4 const whole{moves.batch(), moves.layer().heads, moves.queries(), moves.keys()};
@@ -93,6 +94,7 @@ inline void check_bias(plan const& moves, std::string_view call, std::string_vie
                   whole[2], ", ", whole[3], "]");
 }
 
+/// Takes q, k and v, once they fit.
 template <class T, class Layout, class Q, class K, class V>
 void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::string_view call,
                  Q const& q, K const& k, V const& v, where at) {
@@ -105,10 +107,32 @@ void take_inputs(local_operands<T, Layout>& local, plan const& moves, std::strin
     check_operand(call, "v", local.v, key_extents<Layout>(moves, layer.value_dim), at);
 }
 
-/// Checks what a call brings for its layer's scores: all of what the layer asks for and nothing else.
-/// `trains`: a backward will follow, or is this.
-inline void check_logits(plan const& moves, std::string_view call, logit_inputs const& given,
-                         bool trains, where at) {
+/// Takes where `attend` puts o, once it fits and lies apart from q, k and v.
+template <class T, class Layout, class O>
+void take_output(local_operands<T, Layout>& local, plan const& moves, O const& o, where at) {
+    local.o = heads_of<T, Layout>(o, "o", at);
+    check_output("attend", "o", local.o, query_extents<Layout>(moves, moves.layer().value_dim), at);
+    check_apart("attend", "o", local.o, "q", local.q, at);
+    check_apart("attend", "o", local.o, "k", local.k, at);
+    check_apart("attend", "o", local.o, "v", local.v, at);
+}
+
+/// Takes o of a forward call again, which is only read; where it is computed again, it only must
+/// fit.
+template <class T, class Layout, class O>
+void take_output_again(local_operands<T, Layout>& local, plan const& moves, O const& o, where at) {
+    auto const& layer = moves.layer();
+    auto const given = heads_of<T, Layout>(o, "attend_backward: o", at);
+    check_operand("attend_backward", "o", given, query_extents<Layout>(moves, layer.value_dim), at);
+    if (layer.keep == keep::local)
+        local.o = {const_cast<T*>(given.data), given.extents, given.strides};
+}
+
+/// Takes what a call brings for its layer's scores: all of what the layer asks for and nothing
+/// else. `trains`: a backward will follow, or is this.
+template <class T, class Layout>
+void take_logits(local_operands<T, Layout>& local, plan const& moves, std::string_view call,
+                 logit_inputs const& given, bool trains, where at) {
     auto const& layer = moves.layer();
     auto const both = [&](std::string_view what, bool asked, bool brought) {
         if (asked != brought)
@@ -128,12 +152,14 @@ inline void check_logits(plan const& moves, std::string_view call, logit_inputs 
             raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
                   name, " have ", values.size(), ", heads ", layer.heads);
     if (!given.bias.empty()) check_bias(moves, call, "bias", given.bias.layout(), at);
+    local.logits = given;
 }
 
-/// Checks where a backward call adds the gradients of its logit inputs.
-template <class A>
-void check_logit_gradients(plan const& moves, std::string_view call,
-                           logit_gradients<A> const& wanted, where at) {
+/// Takes where a backward call adds the gradients of its logit inputs.
+template <class T, class Layout>
+void take_logit_gradients(local_operands<T, Layout>& local, plan const& moves,
+                          std::string_view call, logit_gradients<accumulator_t<T>> const& wanted,
+                          where at) {
     auto const& layer = moves.layer();
     if ((!wanted.sinks.empty() && !layer.logits.sinks) ||
         (!wanted.bias.empty() && !layer.logits.bias))
@@ -143,8 +169,10 @@ void check_logit_gradients(plan const& moves, std::string_view call,
         raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
               "the gradient of sinks has ", wanted.sinks.size(), ", heads ", layer.heads);
     if (!wanted.bias.empty()) check_bias(moves, call, "dbias", wanted.bias.layout(), at);
+    local.dlogits = wanted;
 }
 
+/// Takes dO, dq, dk and dv, once they fit and lie apart from each other and from what was taken.
 template <class T, class Layout, class DO, class DQ, class DK, class DV>
 void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO const& dout,
                     DQ const& dq, DK const& dk, DV const& dv, where at) {

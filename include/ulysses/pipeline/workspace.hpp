@@ -5,7 +5,7 @@
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/exchange/regions.hpp>
-#include <ulysses/pipeline/chunk_schedule.hpp>
+#include <ulysses/pipeline/call_windows.hpp>
 #include <ulysses/pipeline/operands.hpp>
 #include <ulysses/plan/plan.hpp>
 #include <ulysses/stage/attend.hpp>
@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -124,7 +125,8 @@ std::size_t message_bytes(std::span<plan const> chunks, bool backward, bool six_
     return forth.out + forth.in + back.out + back.in;
 }
 
-/// Of the passes of a step whose operands are exchanged, forward and backward if the functor has it.
+/// Of the passes of a step whose operands are exchanged, forward and backward if the functor has
+/// it.
 template <class T, class Attention, class SendsTo>
 workspace_use exchanged_use(Attention const& attention, std::span<plan const> chunks,
                             bool six_steps, SendsTo const& sends_to) {
@@ -142,7 +144,8 @@ workspace_use exchanged_use(Attention const& attention, std::span<plan const> ch
     return use;
 }
 
-/// Of those that run in place: o that is computed again, gradients of keys that are rounded at the end.
+/// Of those that run in place: o that is computed again, gradients of keys that are rounded at the
+/// end.
 template <class T, class Layout, class Attention>
 workspace_use in_place_use(Attention const& attention, plan const& moves, bool six_steps) {
     auto const& layer = moves.layer();
@@ -159,6 +162,26 @@ workspace_use in_place_use(Attention const& attention, plan const& moves, bool s
         for (auto const dim : {layer.head_dim, layer.value_dim})
             use.scratch += elements(key_extents<Layout>(moves, dim)) * sizeof(accumulator_t<T>);
     return use;
+}
+
+/// Calls `use(std::type_identity<T>)` for the elements `type`; nothing for those that the functor
+/// does not take.
+template <class Attention, class Use>
+std::optional<workspace_use> use_of_elements(dtype type, Use const& use) {
+    auto const of = [&]<class T>(std::type_identity<T> element) -> std::optional<workspace_use> {
+        if constexpr (attention_for<Attention, T>)
+            return use(element);
+        else
+            return {};
+    };
+    switch (type) {
+        case dtype::f64: return of(std::type_identity<double>{});
+        case dtype::f32: return of(std::type_identity<float>{});
+        case dtype::f16: return of(std::type_identity<half>{});
+        case dtype::bf16: return of(std::type_identity<bf16>{});
+        case dtype::none: break;
+    }
+    return {};
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI

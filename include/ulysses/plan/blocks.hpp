@@ -10,17 +10,17 @@
 
 /// The words a plan is written in: blocks of rows between one rank's tokens and another's regions.
 ///
-/// Every block knows a third place, its rows in a *message*, for ranks that do not reach each other's
-/// memory: what one rank sends another of one operand is the region of the rank that computes, with
-/// the rows of all other ranks' tokens left out; of o, those of replicated tokens come last. Both
-/// ends know it from their plans alone.
+/// Every block knows a third place, its rows in a *message*, for ranks that do not reach each
+/// other's memory: what one rank sends another of one operand is the region of the rank that
+/// computes, with the rows of all other ranks' tokens left out; of o, those of replicated tokens
+/// come last. Both ends know it from their plans alone.
 ///
 /// Tokens that every rank holds move less than others: a rank computes with its own copy of them,
 /// and what it found, the output, goes to all.
 namespace ulysses::inline ULYSSES_ABI {
 
-/// Tokens of one rank against rows of a region: [batch, token, head] on both sides. In the list of a
-/// rank's blocks the tokens are its own and the region is the peer's; in its list of arrivals the
+/// Tokens of one rank against rows of a region: [batch, token, head] on both sides. In the list of
+/// a rank's blocks the tokens are its own and the region is the peer's; in its list of arrivals the
 /// other way round.
 struct plan_block {
     int peer = 0;

@@ -19,8 +19,9 @@ class chunk_plans {
         return count_ > 0 && step_ == step.hash() && cache_capacity_ == cache_capacity;
     }
 
-    /// `chunks` is the layer's own number, or 1, as for a cache; `cache_capacity` as a plan takes it; `check(plan)` is given the first and may refuse it.
-    /// *Throws* as `plan::rebuild` and as `check`, and then these fit no step.
+    /// `chunks` is the layer's own number, or 1, as for a cache; `cache_capacity` as a plan takes
+    /// it; `check(plan)` is given the first and may refuse it. *Throws* as `plan::rebuild` and as
+    /// `check`, and then these fit no step.
     template <class Check>
     void rebuild(shape const& layer, std::int64_t chunks, sequence const& step, int ranks, int rank,
                  std::int64_t row_multiple, std::int64_t cache_capacity, where at,

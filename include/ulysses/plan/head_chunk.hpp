@@ -8,8 +8,8 @@
 
 namespace ulysses::inline ULYSSES_ABI {
 
-/// A part of a layer's heads that is exchanged and computed by itself: key-value heads and the query
-/// heads that read them.
+/// A part of a layer's heads that is exchanged and computed by itself: key-value heads and the
+/// query heads that read them.
 struct head_chunk {
     index_range kv_heads;
     std::int64_t first_query_row = 0;  ///< query rows that the rank computes in earlier chunks

@@ -37,8 +37,8 @@ struct work_item {
 };
 
 /// At most five items where heads have one window: a head begun by the rank before, the rest of its
-/// group, whole groups, part of a group, a head ended by the rank after. Of heads with other windows
-/// each is cut once more where the window changes.
+/// group, whole groups, part of a group, a head ended by the rank after. Of heads with other
+/// windows each is cut once more where the window changes.
 using work_items = std::vector<work_item>;
 
 /// The first row of a rank's share: a head and a row in it.
@@ -50,8 +50,8 @@ struct line_cut {
 
 class line {
    public:
-    /// `layer` is a completed shape of one window; `queries` and `keys` are global lengths below 2^31; ranks and
-    /// row_multiple are at least 1.
+    /// `layer` is a completed shape of one window; `queries` and `keys` are global lengths below
+    /// 2^31; ranks and row_multiple are at least 1.
     constexpr line(shape const& layer, std::int64_t queries, std::int64_t keys, int ranks,
                    std::int64_t row_multiple)
         : line(layer, rule_of(layer, queries, keys), 1, ranks, row_multiple,

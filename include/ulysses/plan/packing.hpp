@@ -27,9 +27,9 @@ struct packing_options {
     std::span<std::int64_t const> query_positions{};
     /// For each sample and key ([B, S]) whether it is there; 0: padding. Any key may be padding.
     std::span<std::uint8_t const> present{};
-    /// For each sample how many of its keys are in a cache. The step's tokens are then the new ones,
-    /// queries and keys alike: row i stands at position past + i, and behind the cached keys come
-    /// those of all tokens, or of the first `lengths`.
+    /// For each sample how many of its keys are in a cache. The step's tokens are then the new
+    /// ones, queries and keys alike: row i stands at position past + i, and behind the cached keys
+    /// come those of all tokens, or of the first `lengths`.
     std::span<std::int64_t const> past{};
 
     bool empty() const {
@@ -88,7 +88,8 @@ class packing {
     std::span<sample_keys const> samples() const { return samples_; }
     /// First keys within their sample, sample by sample.
     std::span<std::int64_t const> documents() const { return documents_; }
-    /// [samples, keys], 1 or 0; empty where every sample's keys are there from its first to its last.
+    /// [samples, keys], 1 or 0; empty where every sample's keys are there from its first to its
+    /// last.
     std::span<std::uint8_t const> present() const { return present_; }
     /// True when the step's keys come behind those of a cache.
     bool has_past() const { return has_past_; }

@@ -21,8 +21,8 @@ using placed_runs = std::span<placed_run const>;
 /// Which of a rank's tokens: all, those that it alone holds, those that every rank holds.
 enum class held { all, sharded, replicated };
 
-/// Lists a rank's runs of one kind: in its own order, replicated ones in that of the sequence, which
-/// is the same on all ranks.
+/// Lists a rank's runs of one kind: in its own order, replicated ones in that of the sequence,
+/// which is the same on all ranks.
 class run_lister {
    public:
     /// Valid until the next call.

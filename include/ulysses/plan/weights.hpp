@@ -37,8 +37,8 @@ constexpr std::int64_t weight_in(visibility const& rule, index_range const& keys
     auto const most = std::min(keys.size(), left + right + 1);
     auto const rising = right + 1 - keys.begin;  // A
     auto const falling = keys.end + left;        // D
-    // First positions that no longer rise, and that fall; `most` is at most the mean of the two lines'
-    // sum, so they do not cross below it.
+    // First positions that no longer rise, and that fall; `most` is at most the mean of the two
+    // lines' sum, so they do not cross below it.
     auto const top = std::clamp(most - rising, from, to);
     auto const fall = std::clamp(falling - most, top, to);
     return sum_of_at_least_1(from + rising, top + rising) +
