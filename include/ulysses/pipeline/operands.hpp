@@ -127,7 +127,11 @@ inline void check_logits(plan const& moves, std::string_view call, logit_inputs 
         if (!values.empty() && values.size() != layer.heads)
             raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
                   name, " have ", values.size(), ", heads ", layer.heads);
-    if (!given.bias.empty()) check_bias(moves, call, "bias", given.bias.layout(), at);
+    if (given.bias.empty()) return;
+    check_bias(moves, call, "bias", given.bias.layout(), at);
+    if (given.bias.data() == nullptr)
+        raise(errc::invalid_tensor, at, concat(call, ": bias"), "data must not be null", "extents ",
+              detail::text_of(given.bias.layout().extents));
 }
 
 /// Checks where a backward call adds the gradients of its logit inputs.
@@ -135,10 +139,10 @@ template <class A>
 void check_logit_gradients(plan const& moves, std::string_view call,
                            logit_gradients<A> const& wanted, where at) {
     auto const& layer = moves.layer();
-    if ((!wanted.sinks.empty() && !layer.logits.sinks) ||
-        (!wanted.bias.empty() && !layer.logits.bias))
+    auto const sinks = !wanted.sinks.empty() && !layer.logits.sinks;
+    if (sinks || (!wanted.bias.empty() && !layer.logits.bias))
         raise(errc::invalid_call, at, call, "a gradient belongs to a logit input of the layer",
-              wanted.bias.empty() ? "of sinks" : "of a bias", ", the layer has none");
+              sinks ? "of sinks" : "of a bias", ", the layer has none");
     if (!wanted.sinks.empty() && wanted.sinks.size() != static_cast<std::size_t>(layer.heads))
         raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
               "the gradient of sinks has ", wanted.sinks.size(), ", heads ", layer.heads);
