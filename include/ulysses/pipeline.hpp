@@ -287,7 +287,8 @@ class pipeline {
 
     /// `cache_capacity`: of the cache that a call is over, whose heads are dealt at once; 0: none.
     void plan_all(sequence const& step, where at, std::int64_t cache_capacity = 0) {
-        auto const chunked = pass_.exchanging(step) && cache_capacity == 0;
+        auto const chunked =
+            pass_.exchanging(step) && cache_capacity == 0 && !step.packed().has_past();
         if (!plans_.fit(step, cache_capacity))
             plans_.rebuild(layer_, chunked ? layer_.chunks : 1, step, ranks().size(),
                            ranks().rank(), pass_.attention().row_multiple(), cache_capacity, at,

@@ -289,6 +289,26 @@ TEST_CASE("cache: any history") {
     }
 }
 
+TEST_CASE("cache: a layer in chunks, which exchange at once over a cache, has the same bits") {
+    auto layer = layer_of(8, 4);
+    layer.chunks = 4;
+    for (bool const overlap : {false, true}) {
+        layer.overlap = overlap;
+        check_script<reference, double>(layer, 2, calls({5, 1, 3}), {1, 3, 4});
+    }
+    run_ranks(2, [&](group c) {
+        uly::pipeline attention{c, uly::sequence_local{}, reference{}, layer};
+        auto step = uly::sequence::split(2, 1, 4);
+        if (attention.chunks(step) != 4) throw std::runtime_error("without a cache: other chunks");
+        auto const in_chunks = attention.workspace_bytes(step, uly::dtype::f64);
+        list const past{0};
+        step.pack({.past = past});
+        if (attention.chunks(step) != 1) throw std::runtime_error("over a cache: other chunks");
+        if (attention.workspace_bytes(step, uly::dtype::f64) <= in_chunks)
+            throw std::runtime_error("all heads at once in the memory of a part");
+    });
+}
+
 TEST_CASE("cache: the six steps turn new keys where they stand") {
     // The reference's bits, those of the projections here, and rope's do not depend on the chunk.
     six_problem<double> const p(3, layer_of(4, 2), 2, 11, 6);
@@ -445,6 +465,43 @@ TEST_CASE("cache: one rank's own cache that differs is an error on every rank, a
                       auto const layer = pipeline_on(c);
                       layer.make_cache<double>(1, 8 + c.rank());
                   });
+}
+
+TEST_CASE("cache: padding before other keys is refused, also where nothing is cached yet") {
+    std::vector<std::uint8_t> const left{1, 1, 1, 0, 1, 1}, hole{1, 0, 1, 1, 1, 1},
+        right{1, 1, 0, 1, 1, 1};
+    auto const attend = [](group c, uly::packing_options const& packed) {
+        auto layer = pipeline_on(c);
+        auto cache = layer.make_cache<double>(2, 8);
+        auto step = uly::sequence::split(2, 2, 3);
+        attend_ones<double>(layer, step.pack(packed), cache);
+        return cache.lengths()[0] * 10 + cache.lengths()[1];
+    };
+    auto const rule = std::string(
+        "ulysses: kv_cache: a step over a cache brings a sample's first keys, as many as its "
+        "length: sample ");
+    check_refused(2, rule + "1 brings 1 .. 3 of 3 [",
+                  [&](group c) { attend(c, {.present = left}); });
+    check_refused(2, rule + "0 brings 0 .. 3 of 3, with holes [",
+                  [&](group c) { attend(c, {.present = hole}); });
+    run_ranks(2, [&](group c) {
+        if (attend(c, {.present = right}) != 23) throw std::runtime_error("other lengths");
+    });
+    list const positions{0, 2};
+    check_refused(2, "sample 1 has past 2, the cache holds 0 [",
+                  [&](group c) { attend(c, {.query_positions = positions}); });
+}
+
+TEST_CASE("cache: truncating on one rank alone is an error on all, unless it changes nothing") {
+    check_refused(3, "or whose cache was truncated, needs one more", [](group c) {
+        auto layer = pipeline_on(c);
+        auto cache = layer.make_cache<double>(2, 8);
+        attend_ones<double>(layer, step_of(3, 2, 4, {0, 0}), cache);
+        if (c.rank() == 1) cache.truncate(0, 4);
+        attend_ones<double>(layer, step_of(3, 2, 1, {4, 4}), cache);
+        if (c.rank() == 1) cache.truncate(0, 2);
+        attend_ones<double>(layer, step_of(3, 2, 1, {cache.lengths()[0], 5}), cache);
+    });
 }
 
 TEST_CASE("cache: it belongs to its layer, element type and group") {

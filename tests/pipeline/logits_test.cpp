@@ -307,6 +307,10 @@ TEST_CASE("logits: what a call brings must be what its layer asks for, on every 
         message(seen) ==
         "ulysses: attend: a bias has the whole sequence's extents [B, Hq, Sq, Sk], or 1: bias has "
         "[1, 1, 9, 5], the step [1, 4, 9, 9]");
+    seen = seen_by_all(layer, one_rank({.bias = {numbers.data(), {1, 1, 9, 9}}},
+                                       {.bias = {static_cast<double*>(nullptr), {1, 1, 9, 9}}}));
+    CHECK(seen.code == uly::errc::invalid_tensor);
+    CHECK(message(seen) == "ulysses: attend: bias: data must not be null: extents [1, 1, 9, 9]");
     layer = gqa;
     layer.dropout = 0.5;
     CHECK(message(seen_by_all(layer, one_rank({.dropout = uly::dropout_key{}}, {}))) ==

@@ -166,7 +166,8 @@ inline void expect_same_call(fence_status const& first, fence_status const& othe
                 which == term::fence
                     ? std::string(
                           "every rank must be at the same fence of a call; one whose shared "
-                          "windows are smaller needs one more, as after close() on it alone")
+                          "windows are smaller, or whose cache was truncated, needs one more, as "
+                          "after close() on it alone")
                     : concat("every rank must pass the same ", name(which));
             throw_disagreement(rank, rule,
                                concat("rank 0 has ", text_of(which, first.terms[i]), ", rank ",

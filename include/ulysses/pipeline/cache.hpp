@@ -90,6 +90,7 @@ class kv_cache {
             raise(errc::invalid_call, at, "kv_cache", "truncate shortens a sample of the cache",
                   "sample ", sample, " of ", batch(), " to ", length, " keys, it has ",
                   std::max<std::int64_t>(held, 0));
+        if (length == held) return;
         lengths_[index(sample)] = length;
         used_alone_ = true;
     }
@@ -266,10 +267,17 @@ class kv_cache {
         for (std::int64_t b = 0; b < batch(); ++b) {
             auto const own = rule.sample(b);
             auto const held = lengths_[index(b)];
+            // Later steps see all that is kept.
+            if (own.begin > 0 || !rule.present.empty())
+                raise(errc::invalid_sequence, at, "kv_cache",
+                      "a step over a cache brings a sample's first keys, as many as its length",
+                      "sample ", b, " brings ", own.begin, " .. ", own.end, " of ",
+                      step.keys().total(), rule.present.empty() ? "" : ", with holes");
             if (own.position != held || (held > 0 && !packed.has_past()))
                 raise(errc::invalid_sequence, at, "kv_cache",
                       "a step's past must be what the cache holds", "sample ", b, " has past ",
-                      packed.has_past() ? own.position : 0, ", the cache holds ", held);
+                      packed.has_past() || held == 0 ? own.position : 0, ", the cache holds ",
+                      held);
             if (own.end > capacity_)
                 raise(errc::invalid_sequence, at, "kv_cache",
                       "a cache must have room for the step's keys", "sample ", b, " has ", held,

@@ -151,8 +151,12 @@ void take_logits(local_operands<T, Layout>& local, plan const& moves, std::strin
         if (!values.empty() && values.size() != layer.heads)
             raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
                   name, " have ", values.size(), ", heads ", layer.heads);
-    if (!given.bias.empty()) check_bias(moves, call, "bias", given.bias.layout(), at);
     local.logits = given;
+    if (given.bias.empty()) return;
+    check_bias(moves, call, "bias", given.bias.layout(), at);
+    if (given.bias.data() == nullptr)
+        raise(errc::invalid_tensor, at, concat(call, ": bias"), "data must not be null", "extents ",
+              detail::text_of(given.bias.layout().extents));
 }
 
 /// Takes where a backward call adds the gradients of its logit inputs.
@@ -161,10 +165,10 @@ void take_logit_gradients(local_operands<T, Layout>& local, plan const& moves,
                           std::string_view call, logit_gradients<accumulator_t<T>> const& wanted,
                           where at) {
     auto const& layer = moves.layer();
-    if ((!wanted.sinks.empty() && !layer.logits.sinks) ||
-        (!wanted.bias.empty() && !layer.logits.bias))
+    auto const sinks = !wanted.sinks.empty() && !layer.logits.sinks;
+    if (sinks || (!wanted.bias.empty() && !layer.logits.bias))
         raise(errc::invalid_call, at, call, "a gradient belongs to a logit input of the layer",
-              wanted.bias.empty() ? "of sinks" : "of a bias", ", the layer has none");
+              sinks ? "of sinks" : "of a bias", ", the layer has none");
     if (!wanted.sinks.empty() && wanted.sinks.size() != static_cast<std::size_t>(layer.heads))
         raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
               "the gradient of sinks has ", wanted.sinks.size(), ", heads ", layer.heads);

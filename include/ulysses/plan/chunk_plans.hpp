@@ -28,13 +28,15 @@ class chunk_plans {
                  Check const& check) {
         count_ = 0;
         auto const count = static_cast<std::size_t>(chunks);
+        auto dealt = layer;
+        dealt.overlap = layer.overlap && count > 1;  // a single chunk has none to overlap with
         if (plans_.size() < count) plans_.resize(count);
         std::int64_t rows = 0;
         for (std::size_t c = 0; c < count; ++c) {
             auto chunk = head_chunk{{0, layer.kv_heads}};
             if (count > 1) chunk = head_chunk::of(layer, static_cast<std::int64_t>(c));
             chunk.first_query_row = rows;
-            plans_[c].rebuild(layer, step, ranks, rank, row_multiple, chunk, cache_capacity, at);
+            plans_[c].rebuild(dealt, step, ranks, rank, row_multiple, chunk, cache_capacity, at);
             rows += plans_[c].own_query_rows();
         }
         check(plans_[0]);
