@@ -5,6 +5,8 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
+
 using namespace pipeline_test;
 namespace uly = ulysses;
 
@@ -88,6 +90,45 @@ TEST_CASE("case 13: a sink logit of 20 on one head of 8 suppresses that head alo
                     else
                         CHECK(four.o(0, s, h, d) == without.o(0, s, h, d));
     }
+}
+
+namespace {
+
+/// A sink of -inf is no sink; a bias of -inf hides its key, whatever the functor.
+template <class Attention>
+void check_infinities() {
+    constexpr auto none = -std::numeric_limits<double>::infinity();
+    auto const plain = make_problem<double>(31, gqa, 1, 12);
+    auto const without = compute_alone<Attention>(plain);
+    auto sunk = plain;
+    sunk.layer.logits.sinks = true;
+    sunk.sinks.assign(4, none);
+    auto const seen = compute_alone<Attention>(sunk);
+    CHECK(same_bits(seen, without));
+    CHECK(seen.dsinks.memory == std::vector<double>(4, 0.0));
+    // Row 0 sees key 0 only, and so nothing.
+    auto masked = plain, biased = sunk;
+    masked.present = {0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1};
+    biased.layer.logits.bias = true;
+    biased.bias = tensor<double>({1, 1, 1, 12}, 0);
+    biased.bias(0, 0, 0, 0) = biased.bias(0, 0, 0, 5) = none;
+    auto const expected = compute_alone<Attention>(masked);
+    auto const hidden = compute_alone<Attention>(biased);
+    CHECK(expected.lse(0, 0, 0, 0) == none);
+    CHECK(largest_difference(hidden.o, expected.o) < 1e-14);
+    CHECK(largest_difference(hidden.lse, expected.lse) < 1e-14);
+    CHECK(largest_difference(hidden.dq, expected.dq) < 1e-14);
+    CHECK(largest_difference(hidden.dk, expected.dk) < 1e-14);
+    CHECK(largest_difference(hidden.dv, expected.dv) < 1e-14);
+    CHECK(hidden.dsinks.memory == std::vector<double>(4, 0.0));
+    CHECK(hidden.dbias(0, 0, 0, 5) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("logits: a sink of -inf is none, and a bias of -inf hides its key") {
+    check_infinities<uly::reference_attention>();
+    check_infinities<builtin_attention>();
 }
 
 TEST_CASE("logits: the reference is the formula, and its gradients are finite differences") {

@@ -92,9 +92,10 @@ double softmax_row(attention_call const& call, T const* q, head_view<T const> co
         p[j] = score_of(call, b, h, i, j, dot(q, k.row(b, j, kv_head), k.dim())).value;
         largest = std::max(largest, p[j]);
     }
-    double sum = call.sinks.empty() ? 0.0 : std::exp(sink - largest);
+    auto const base = largest == -std::numeric_limits<double>::infinity() ? 0.0 : largest;
+    double sum = std::exp(sink - base);
     for (auto j = seen.begin; j < seen.end; ++j)
-        sum += p[j] = there(j) ? std::exp(p[j] - largest) : 0.0;
+        sum += p[j] = there(j) ? std::exp(p[j] - base) : 0.0;
     for (auto j = seen.begin; j < seen.end && sum > 0; ++j) p[j] /= sum;
     return largest + std::log(sum);
 }
@@ -192,6 +193,8 @@ struct reference_attention {
         for (std::int64_t i = 0; i < q.tokens(); ++i) {
             auto const seen = detail::local_keys(call, b, i);
             row_lse[i] = detail::softmax_row(call, q.row(b, i, h), k, b, h, i, g, seen, p);
+            // Of a row that sees nothing every probability is 0.
+            if (row_lse[i] == -std::numeric_limits<double>::infinity()) row_lse[i] = -row_lse[i];
             delta[i] = 0;
             for (auto j = seen.begin; j < seen.end; ++j) {
                 ds[j] = detail::dropout_factor(call, b, h, i, j) *

@@ -11,6 +11,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numbers>
 
 /// What blocked attention does to a row of scores before its softmax, and the way back; as in
@@ -61,8 +62,8 @@ struct score_transform {
         }
         if (!call.slopes.empty()) slope = static_cast<A>(call.slopes[h] * std::numbers::log2e);
         if (!call.sinks.empty()) {
-            sink = true;
             sink_value = static_cast<A>(call.sinks[h] * std::numbers::log2e);
+            sink = sink_value != -std::numeric_limits<A>::infinity();
         }
     }
     /// True when scores are more than the product.
