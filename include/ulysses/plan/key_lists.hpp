@@ -42,55 +42,57 @@ class key_lists {
     /// Lists each row that a share's items see, once; and what returns of it. `heads`: the
     /// key-value heads that are dealt. Sets each peer's rows in `rows`.
     void rebuild(listing const& from, index_range heads, std::span<plan_rows> rows) {
-        auto const& shares = from.shares;
-        list_moves(from, rows,
-                   [&](std::vector<plan_block>& blocks, placed_runs runs, rank_share const& share,
-                       int region, std::int64_t row) {
-                       for (auto head = share.kv_begin; head < share.kv_end;) {
-                           auto const end = share.same_keys_end(head);
-                           auto const group = static_cast<std::ptrdiff_t>(blocks.size());
-                           for (auto const span : share.keys_of(head))
-                               row += list_blocks(blocks, runs, span,
-                                                  {region, head, end - head,
-                                                   shares.key_row(share, head, span.begin),
-                                                   shares.key_strides()},
-                                                  shares.batch(), row);
-                           std::sort(
-                               blocks.begin() + group, blocks.end(),
-                               [](auto const& a, auto const& b) { return a.token < b.token; });
-                           head = end;
-                       }
-                       return row;
-                   });
+        list_moves(from, rows, [&](listing_side const& side, std::int64_t row) {
+            return list_seen(from.shares, side, row);
+        });
         list_returns(from, heads);
     }
 
     /// Lists all rows of the step's, which go to caches; nothing returns. `rule`: the step's.
     void rebuild_for_cache(listing const& from, visibility const& rule, std::span<plan_rows> rows) {
-        auto const& shares = from.shares;
-        list_moves(from, rows,
-                   [&](std::vector<plan_block>& blocks, placed_runs runs, rank_share const& share,
-                       int region, std::int64_t row) {
-                       if (share.kv_begin == share.kv_end) return row;
-                       for_each_append(rule, shares.batch(),
-                                       [&](std::int64_t sample, std::int64_t samples,
-                                           std::int64_t key, std::int64_t tokens) {
-                                           row +=
-                                               list_blocks(blocks, runs, {0, tokens},
-                                                           {region, share.kv_begin,
-                                                            share.kv_end - share.kv_begin,
-                                                            sample * shares.key_capacity() + key,
-                                                            shares.key_strides(), sample, samples},
-                                                           shares.batch(), row);
-                                       });
-                       return row;
-                   });
+        list_moves(from, rows, [&](listing_side const& side, std::int64_t row) {
+            return list_appended(from.shares, rule, side, row);
+        });
     }
 
     plan_moves moves() const { return moves_.all(); }
     plan_returns returns() const { return {moves(), single_, sums_, sources_}; }
 
    private:
+    static std::int64_t list_seen(rank_shares const& shares, listing_side const& side,
+                                  std::int64_t row) {
+        auto& [blocks, runs, share, peer] = side;
+        for (auto head = share.kv_begin; head < share.kv_end;) {
+            auto const end = share.same_keys_end(head);
+            auto const group = static_cast<std::ptrdiff_t>(blocks.size());
+            for (auto const span : share.keys_of(head))
+                row += list_blocks(blocks, runs, span,
+                                   {peer, head, end - head, shares.key_row(share, head, span.begin),
+                                    shares.key_strides()},
+                                   shares.batch(), row);
+            std::sort(blocks.begin() + group, blocks.end(),
+                      [](auto const& a, auto const& b) { return a.token < b.token; });
+            head = end;
+        }
+        return row;
+    }
+
+    static std::int64_t list_appended(rank_shares const& shares, visibility const& rule,
+                                      listing_side const& side, std::int64_t row) {
+        auto const& share = side.share;
+        if (share.kv_begin == share.kv_end) return row;
+        for_each_append(
+            rule, shares.batch(),
+            [&](std::int64_t sample, std::int64_t samples, std::int64_t key, std::int64_t tokens) {
+                row += list_blocks(side.blocks, side.runs, {0, tokens},
+                                   {side.peer, share.kv_begin, share.kv_end - share.kv_begin,
+                                    sample * shares.key_capacity() + key, shares.key_strides(),
+                                    sample, samples},
+                                   shares.batch(), row);
+            });
+        return row;
+    }
+
     template <class Cover>
     void list_moves(listing const& from, std::span<plan_rows> rows, Cover const& cover) {
         moves_.clear();

@@ -76,6 +76,14 @@ struct rows_moved {
     std::int64_t to = 0, from = 0;
 };
 
+/// One direction between two ranks: the tokens of one, and the share of the other that computes.
+struct listing_side {
+    std::vector<plan_block>& blocks;
+    placed_runs runs;
+    rank_share const& share;
+    int peer;
+};
+
 /// What the lists of one rank are made from: the token orders of an operand, and who computes what.
 struct listing {
     rank_shares const& shares;
@@ -84,16 +92,15 @@ struct listing {
     run_lister& runs_of;
 
     /// Lists both directions between the rank and a peer, in messages behind the rows `first`;
-    /// returns where they end. `cover(list, runs, share, peer, first)` lists the rows of tokens
-    /// that a share needs, and returns the message row behind them.
+    /// returns where they end. `cover(side, row)` lists the rows of tokens that a share needs,
+    /// in a message from `row` on, and returns the message row behind them.
     template <class Cover>
     rows_moved both(move_lists& lists, int peer, held which, rows_moved first,
                     Cover const& cover) const {
-        auto const to =
-            cover(lists.blocks, runs_of(orders, rank, which), shares[peer], peer, first.to);
-        auto const from =
-            cover(lists.arrivals, runs_of(orders, peer, which), shares[rank], peer, first.from);
-        return {to, from};
+        listing_side const to{lists.blocks, runs_of(orders, rank, which), shares[peer], peer};
+        auto const end_to = cover(to, first.to);
+        listing_side const from{lists.arrivals, runs_of(orders, peer, which), shares[rank], peer};
+        return {end_to, cover(from, first.from)};
     }
 };
 

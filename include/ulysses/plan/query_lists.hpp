@@ -61,19 +61,18 @@ class query_lists {
     static rows_moved list(listing const& from, move_lists& lists, int peer, held which,
                            rows_moved first = {}) {
         auto const& shares = from.shares;
-        return from.both(lists, peer, which, first,
-                         [&](std::vector<plan_block>& blocks, placed_runs runs,
-                             rank_share const& share, int region, std::int64_t row) {
-                             for (std::size_t i = 0; i < share.items.size(); ++i) {
-                                 auto const& item = share.items[i];
-                                 row +=
-                                     list_blocks(blocks, runs, {item.row_begin, item.row_end},
-                                                 {region, item.head_begin, item.heads(),
-                                                  share.query_row[i], shares.query_strides(item)},
-                                                 shares.batch(), row);
-                             }
-                             return row;
-                         });
+        return from.both(
+            lists, peer, which, first, [&](listing_side const& side, std::int64_t row) {
+                auto const& share = side.share;
+                for (std::size_t i = 0; i < share.items.size(); ++i) {
+                    auto const& item = share.items[i];
+                    row += list_blocks(side.blocks, side.runs, {item.row_begin, item.row_end},
+                                       {side.peer, item.head_begin, item.heads(),
+                                        share.query_row[i], shares.query_strides(item)},
+                                       shares.batch(), row);
+                }
+                return row;
+            });
     }
 
     /// Behind the blocks of sharded tokens those of replicated ones; and the slots of their
