@@ -37,12 +37,16 @@ inline std::string text_of(window const& w) {
 
 /// What is done to a layer's scores beside the mask.
 inline std::string text_of_logits(shape const& layer) {
+    auto const number = [](term which, real value) {
+        return text_of(which, static_cast<std::int64_t>(value.bits));
+    };
     std::string text;
-    if (layer.logits.softcap != real{}) text += concat(", softcap ", layer.logits.softcap.value());
+    if (layer.logits.softcap != real{})
+        text += concat(", softcap ", number(term::softcap, layer.logits.softcap));
     if (layer.logits.bias) text += ", bias";
     if (layer.logits.alibi) text += ", alibi";
     if (layer.logits.sinks) text += ", sinks";
-    if (layer.dropout != real{}) text += concat(", dropout ", layer.dropout.value());
+    if (layer.dropout != real{}) text += concat(", dropout ", number(term::dropout, layer.dropout));
     return text;
 }
 
