@@ -48,33 +48,34 @@ std::size_t lse_bytes(std::span<plan const> chunks, bool kept) {
     return static_cast<std::size_t>(rows) * sizeof(accumulator_t<T>);
 }
 
-/// Bytes that one exchange moves for each row of queries and of keys.
+/// Bytes that one exchange moves for each row of queries, of outputs and of keys.
 struct bytes_of_rows {
-    std::int64_t query = 0, key = 0;
+    std::int64_t query = 0, output = 0, key = 0;
 
     template <class T>
     static bytes_of_rows forward_to_heads(shape const& layer) {
         constexpr std::int64_t size = sizeof(T);
-        return {layer.head_dim * size, (layer.head_dim + layer.value_dim) * size};
+        return {layer.head_dim * size, 0, (layer.head_dim + layer.value_dim) * size};
     }
     template <class T>
     static bytes_of_rows forward_to_tokens(shape const& layer) {
-        return {layer.value_dim * static_cast<std::int64_t>(sizeof(T)), 0};
+        return {0, layer.value_dim * static_cast<std::int64_t>(sizeof(T)), 0};
     }
     /// With what the context did not keep.
     template <class T>
     static bytes_of_rows backward_to_heads(shape const& layer) {
-        auto all = forward_to_tokens<T>(layer);
-        if (layer.keep == keep::local) all.query *= 2;
-        if (layer.keep == keep::exchanged) return all;
-        auto const again = forward_to_heads<T>(layer);
-        return {all.query + again.query, again.key};
+        auto const output = forward_to_tokens<T>(layer).output;
+        if (layer.keep == keep::exchanged) return {0, output, 0};
+        auto again = forward_to_heads<T>(layer);
+        // o goes the way of q.
+        if (layer.keep == keep::local) again.query += output;
+        return {again.query, output, again.key};
     }
     template <class T>
     static bytes_of_rows backward_to_tokens(shape const& layer, bool six_steps) {
         constexpr std::int64_t size = sizeof(T), wide = sizeof(accumulator_t<T>);
         auto const o = six_steps && layer.keep == keep::nothing ? layer.value_dim : 0;
-        return {(layer.head_dim + o) * size, (layer.head_dim + layer.value_dim) * wide};
+        return {layer.head_dim * size, o * size, (layer.head_dim + layer.value_dim) * wide};
     }
 };
 
@@ -89,8 +90,10 @@ struct message_use {
         for (int peer = 0; peer < moves.ranks(); ++peer) {
             if (!sends_to(peer)) continue;
             auto const& rows = moves.rows(peer);
-            to += whole_lines(rows.queries_to * each.query + rows.keys_to * each.key);
-            from += whole_lines(rows.queries_from * each.query + rows.keys_from * each.key);
+            to += whole_lines(rows.queries_to * each.query + rows.outputs_to * each.output +
+                              rows.keys_to * each.key);
+            from += whole_lines(rows.queries_from * each.query + rows.outputs_from * each.output +
+                                rows.keys_from * each.key);
         }
         out = std::max(out, to_heads ? to : from);
         in = std::max(in, to_heads ? from : to);
