@@ -92,7 +92,7 @@ TEST_CASE("no exceptions: a wrong shape prints the whole message and aborts") {
     });
     CHECK(seen.printed.starts_with("ulysses: shape: kv_heads must divide heads: heads 5, kv_heads "
                                    "2, head_dim 8, value_dim 0, window -1 and "
-                                   "-1, scale 0"));
+                                   "-1, head_windows 0, scale 0"));
     CHECK(seen.printed.ends_with(" [engine.cpp:12]\n"));
     CHECK(seen.signal == SIGABRT);
 }
