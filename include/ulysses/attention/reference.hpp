@@ -20,13 +20,20 @@ namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
 
-/// sum_d x[d] * y[d]
+/// sum_d x[d] * y[d]. Neither this nor `add_scaled` is inlined, so that a row is computed by the same
+/// instructions wherever it lies: a compiler that knows a stride may fuse other products and sums.
 template <class X, class Y>
-double dot(X const* x, Y const* y, std::int64_t count) {
+[[gnu::noinline]] double dot(X const* x, Y const* y, std::int64_t count) {
     double sum = 0;
     for (std::int64_t d = 0; d < count; ++d)
         sum += static_cast<double>(x[d]) * static_cast<double>(y[d]);
     return sum;
+}
+
+/// sum[d] += weight * x[d]
+template <class X>
+[[gnu::noinline]] void add_scaled(double* sum, double weight, X const* x, std::int64_t count) {
+    for (std::int64_t d = 0; d < count; ++d) sum[d] += weight * static_cast<double>(x[d]);
 }
 
 /// `value` rounded to an element; 16-bit types round by way of float.
@@ -148,12 +155,12 @@ struct reference_attention {
                         detail::softmax_row(call, q.row(b, i, h), k, b, h, i, g, seen, p));
                     for (auto j = seen.begin; j < seen.end; ++j)
                         p[j] *= detail::dropout_factor(call, b, h, i, j);
-                    for (std::int64_t d = 0; d < o.dim(); ++d) {
-                        double sum = 0;
-                        for (auto j = seen.begin; j < seen.end; ++j)
-                            sum += p[j] * static_cast<double>(v(b, j, g, d));
-                        o(b, i, h, d) = detail::rounded<T>(sum);
-                    }
+                    auto* const sum = p + k.tokens();
+                    std::fill_n(sum, o.dim(), 0.0);
+                    for (auto j = seen.begin; j < seen.end; ++j)
+                        detail::add_scaled(sum, p[j], v.row(b, j, g), v.dim());
+                    for (std::int64_t d = 0; d < o.dim(); ++d)
+                        o(b, i, h, d) = detail::rounded<T>(sum[d]);
                 }
     }
 
@@ -208,12 +215,12 @@ struct reference_attention {
                     ds[j] *= detail::score_of(call, b, h, i, j,
                                               detail::dot(q.row(b, i, h), k.row(b, j, g), q.dim()))
                                  .slope;
-            for (std::int64_t d = 0; d < q.dim(); ++d) {
-                double sum = 0;
-                for (auto j = seen.begin; j < seen.end; ++j)
-                    sum += ds[j] * static_cast<double>(k(b, j, g, d));
-                dq(b, i, h, d) = detail::rounded<T>(call.scale * sum);
-            }
+            auto* const sum = ds + k.tokens();
+            std::fill_n(sum, q.dim(), 0.0);
+            for (auto j = seen.begin; j < seen.end; ++j)
+                detail::add_scaled(sum, ds[j], k.row(b, j, g), k.dim());
+            for (std::int64_t d = 0; d < q.dim(); ++d)
+                dq(b, i, h, d) = detail::rounded<T>(call.scale * sum[d]);
         }
     }
 
@@ -254,10 +261,8 @@ struct reference_attention {
                 auto const p = std::exp(s.value - row_lse[i]);
                 auto const dp = factor * detail::dot(dout.row(b, i, h), v.row(b, j, g), v.dim());
                 auto const ds = p * (dp - delta[i]) * s.slope;
-                for (std::int64_t d = 0; d < k.dim(); ++d)
-                    dk_row[d] += ds * static_cast<double>(q(b, i, h, d));
-                for (std::int64_t d = 0; d < v.dim(); ++d)
-                    dv_row[d] += factor * p * static_cast<double>(dout(b, i, h, d));
+                detail::add_scaled(dk_row, ds, q.row(b, i, h), k.dim());
+                detail::add_scaled(dv_row, factor * p, dout.row(b, i, h), v.dim());
             }
             for (std::int64_t d = 0; d < k.dim(); ++d)
                 dk(b, j, g, d) += static_cast<accumulator_t<T>>(call.scale * dk_row[d]);
