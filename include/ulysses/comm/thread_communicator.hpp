@@ -225,8 +225,10 @@ class communicator {
     }
 
     /// Leaves the group: every other rank's waiting or next collective call throws `peer_failed`
-    /// with `text`. For engines that run their own threads; `run` does it by itself.
+    /// with `text`. Returns once nobody reads what this rank has shown. For engines that run their own
+    /// threads; `run` does it by itself.
     void leave(std::string_view text) const {
+        exposure const until_read{state()};
         state().fail(errc::peer_failed,
                      concat("ulysses: fence: a rank left the group: rank ", rank_, ": ", text),
                      rank_);
