@@ -84,7 +84,7 @@ template <class T>
         std::fill(row + steps.begin, row + seen.begin, T(0));
         std::fill(row + seen.end, row + steps.end, T(0));
     }
-    T counted[width];
+    T counted[lanes<T>];
     for (std::int64_t l = 0; l < width; ++l) counted[l] = static_cast<T>(l);
     auto const ones = load_pack(counted);
     for (auto j = steps.begin; j < steps.end; j += width) {
