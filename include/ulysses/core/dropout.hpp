@@ -68,18 +68,29 @@ class dropout_mask {
     template <class A>
     void row(std::int64_t b, std::int64_t head, std::int64_t row, index_range keys,
              A* factors) const {
-        constexpr std::int64_t lanes = 16;
+        // A single key lies in one counter's words.
+        if (keys.size() == 1)
+            fill<1>(b, head, row, keys, factors);
+        else
+            fill<16>(b, head, row, keys, factors);
+    }
+
+   private:
+    template <std::size_t Lanes, class A>
+    void fill(std::int64_t b, std::int64_t head, std::int64_t row, index_range keys,
+              A* factors) const {
+        constexpr auto lanes = static_cast<std::int64_t>(Lanes);
         auto const kept = static_cast<A>(scale());
         auto const sample = first_sample_ + static_cast<std::uint64_t>(b);
         for (auto four = keys.begin / 4; four * 4 < keys.end; four += lanes) {
-            typename detail::philox<lanes>::words words;
-            for (std::size_t l = 0; l < lanes; ++l) {
+            typename detail::philox<Lanes>::words words;
+            for (std::size_t l = 0; l < Lanes; ++l) {
                 words[0][l] = static_cast<std::uint32_t>(four) + static_cast<std::uint32_t>(l);
                 words[1][l] = static_cast<std::uint32_t>(row);
                 words[2][l] = static_cast<std::uint32_t>(head);
                 words[3][l] = static_cast<std::uint32_t>(sample);
             }
-            detail::philox<lanes>::apply(
+            detail::philox<Lanes>::apply(
                 words, static_cast<std::uint32_t>(key_) + static_cast<std::uint32_t>(sample >> 32),
                 static_cast<std::uint32_t>(key_ >> 32));
             auto const first = std::max(keys.begin, four * 4);
@@ -91,7 +102,6 @@ class dropout_mask {
         }
     }
 
-   private:
     static constexpr std::uint64_t most = 0xFFFFFFFF;  // something is always kept
     std::uint64_t threshold_ = 0;
     std::uint64_t first_sample_ = 0;
