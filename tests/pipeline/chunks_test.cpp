@@ -242,8 +242,10 @@ TEST_CASE("chunks: what is wrong is found before the first chunk moves") {
         for (bool const overlap : {false, true})
             call(chunked(p.layer, 4, overlap),
                  c.rank() == 0 ? local.v : tensor<double>({1, 4, 4, 2}));
-        call(chunked(p.layer, c.rank() == 0 ? 4 : 2, false), local.v);
-        call(chunked(p.layer, 2, c.rank() == 0), local.v);
+        if (plans_may_differ) {
+            call(chunked(p.layer, c.rank() == 0 ? 4 : 2, false), local.v);
+            call(chunked(p.layer, 2, c.rank() == 0), local.v);
+        }
         for (auto const value : local.o.memory) CHECK(std::isnan(value));
         uly::pipeline pipeline{c, uly::sequence_local{}, uly::reference_attention{},
                                chunked(p.layer, 4, true)};
@@ -265,6 +267,7 @@ TEST_CASE("chunks: what is wrong is found before the first chunk moves") {
             CHECK(each[i].text.starts_with("ulysses: attend: v: extents"));
             CHECK(each[i].rank == 1);
         }
+        if (!plans_may_differ) continue;
         CHECK(each[2].text == "ulysses: fence: every rank must pass the same chunks: rank 0 has 4, "
                               "rank 1 has 2");
         CHECK(each[3].text ==

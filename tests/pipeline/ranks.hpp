@@ -1,6 +1,8 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include "../sanitizers.hpp"
+
 #include <ulysses/comm/threads.hpp>
 
 #include <cstdlib>
@@ -31,6 +33,11 @@ inline reach reach_under_test() {
     ulysses::throw_error(ulysses::errc::invalid_call,
                          "ULYSSES_TEST_REACH is all, none or some, not " + way);
 }
+
+/// Whether a test may give ranks different plans while they have windows already: until the first fence
+/// tells, such ranks write the same bytes of an inbox. Nobody reads them, but it is a race by the
+/// letter, and one that the thread sanitizer reports.
+constexpr bool plans_may_differ = !TEST_UNDER_THREAD_SANITIZER;
 
 /// `threads::run` under the reach that is tested.
 template <class Body>
