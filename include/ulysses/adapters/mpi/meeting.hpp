@@ -99,9 +99,7 @@ class meeting {
     meeting& operator=(meeting const&) = delete;
 
     ~meeting() {
-        int finalized = 0;
-        MPI_Finalized(&finalized);
-        if (finalized == 0) cancel_requests();
+        if (is_running()) cancel_requests();
     }
     /// Gives back the communicator. Collective; nobody uses the group any more.
     void release() {
@@ -177,6 +175,9 @@ class meeting {
         }
         return departed_;
     }
+
+    /// The same, of what this rank knows already.
+    bool has_failed() const { return departed_; }
 
     /// Tells all ranks that the group has failed; never waits. The first failure stays.
     void fail(errc code, std::string_view text, int rank) {
