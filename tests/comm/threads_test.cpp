@@ -606,6 +606,14 @@ TEST_CASE("threads: a window that no memory holds is out_of_memory, also where s
     }
 }
 
+TEST_CASE("threads: a deadline of any number is over at some time, and not before it began") {
+    using std::chrono::milliseconds;
+    auto const now = std::chrono::steady_clock::now();
+    CHECK(uly::detail::end_of(milliseconds(-1)) >= now);
+    CHECK(uly::detail::end_of(milliseconds::min()) >= now);
+    CHECK(uly::detail::end_of(milliseconds::max()) > now + std::chrono::hours(24));
+}
+
 TEST_CASE("threads: a rank whose body returns releases those that still wait for it") {
     CHECK_THROWS_WITH_AS(uly::threads::run(3,
                                            [](group g) {

@@ -122,6 +122,23 @@ void check_early_close() {
                         "a rank that has closed its group has left it", next.text);
 }
 
+/// A rank that comes with an error, to ranks that do not come, still tells it.
+void check_unheard() {
+    uly::mpi::group const owner(MPI_COMM_WORLD, {.deadline = std::chrono::milliseconds(500)});
+    auto const ranks = owner.handle();
+    uly::fence_status own;
+    own.fail(uly::errc::out_of_memory, "no room");
+    if (ranks.rank() == 0) {
+        auto const seen = outcome_of([&] { ranks.fence(own); });
+        conformance::expect(seen.code == uly::errc::timed_out &&
+                                conformance::detail::contains(seen.text, "silent ranks: 1") &&
+                                conformance::detail::contains(seen.text, "it had failed: no room"),
+                            "a rank that waits in vain tells the error that it came with",
+                            seen.text);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
 /// Receives that have been cancelled on this rank.
 int cancelled = 0;
 
@@ -176,6 +193,7 @@ int main(int argc, char** argv) {
             test.check(mpi_test::name(reach::all), "an early close", check_early_close);
             test.check(mpi_test::name(reach::all), "messages of a failed group",
                        check_failed_messages);
+            test.check(mpi_test::name(reach::all), "an error that none hears", check_unheard);
         }
         // Whom a rank waits for does not depend on what it reaches.
         if (world.size() == 3)

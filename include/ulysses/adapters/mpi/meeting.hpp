@@ -135,7 +135,11 @@ class meeting {
                 std::string silent;
                 for (std::size_t i = 0; i < receives_[turn].size(); ++i)
                     if (is_pending(receives_[turn][i])) silent += concat(" ", peer_of(i));
-                return ulysses::detail::silent_text(rank_, options_.deadline, silent);
+                auto text = ulysses::detail::silent_text(rank_, options_.deadline, silent);
+                // What it came to tell may be why they are: in a call of MPI that failed here alone.
+                if (mine_.status.code != errc::none)
+                    text += concat("; it had failed: ", mine_.status.text);
+                return text;
             });
         // All have come; but those who gave up on one that was late are gone.
         if (is_departed() && first_.meetings <= meetings_) throw_departure();
