@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
@@ -91,13 +92,31 @@ int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* part) {
 }
 }
 
+namespace {
+
+/// Whether that cannot be made once MPI is finalised.
+template <class Make>
+bool is_refused(Make const& make) {
+    try {
+        make();
+    } catch (uly::error const& e) {
+        return e.code() == uly::errc::invalid_call;
+    }
+    return false;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
     std::string_view const wanted = argc > 1 ? argv[1] : "";
     auto const deadline =
         wanted == "silent" ? std::chrono::milliseconds(1000) : std::chrono::seconds(600);
+    // Ends after MPI does.
+    std::optional<uly::mpi::group> late;
     try {
         uly::mpi::session session{argc, argv, {.deadline = deadline}};
         auto const world = session.world();
+        if (wanted == "nothing") late.emplace(MPI_COMM_WORLD);
         fault = wanted;
         place = argc > 2 ? argv[2] : "";
         is_culprit = world.rank() == world.size() - 1;
@@ -113,5 +132,8 @@ int main(int argc, char** argv) {
     } catch (std::exception const&) {
         return 3;
     }
-    return 0;
+    return is_refused([] { uly::mpi::session const again; }) &&
+                   is_refused([] { uly::mpi::group const other(MPI_COMM_WORLD); })
+               ? 0
+               : 4;
 }

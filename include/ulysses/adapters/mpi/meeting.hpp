@@ -99,9 +99,7 @@ class meeting {
     meeting& operator=(meeting const&) = delete;
 
     ~meeting() {
-        int finalized = 0;
-        MPI_Finalized(&finalized);
-        if (finalized == 0) cancel_requests();
+        if (is_running()) cancel_requests();
     }
     /// Gives back the communicator. Collective; nobody uses the group any more.
     void release() {
@@ -137,7 +135,11 @@ class meeting {
                 std::string silent;
                 for (std::size_t i = 0; i < receives_[turn].size(); ++i)
                     if (is_pending(receives_[turn][i])) silent += concat(" ", peer_of(i));
-                return ulysses::detail::silent_text(rank_, options_.deadline, silent);
+                auto text = ulysses::detail::silent_text(rank_, options_.deadline, silent);
+                // What it came to tell may be why they are: in a call of MPI that failed here alone.
+                if (mine_.status.code != errc::none)
+                    text += concat("; it had failed: ", mine_.status.text);
+                return text;
             });
         // All have come; but those who gave up on one that was late are gone.
         if (is_departed() && first_.meetings <= meetings_) throw_departure();
@@ -177,6 +179,9 @@ class meeting {
         }
         return departed_;
     }
+
+    /// The same, of what this rank knows already.
+    bool has_failed() const { return departed_; }
 
     /// Tells all ranks that the group has failed; never waits. The first failure stays.
     void fail(errc code, std::string_view text, int rank) {
