@@ -164,6 +164,30 @@ void check_failed_messages() {
     if (ranks.rank() == 1) ranks.leave("on purpose");
 }
 
+/// What a rank had under way when it left may have been overwritten since: it has not arrived.
+void check_messages_of_one_that_left() {
+    uly::mpi::group owner(MPI_COMM_WORLD, {.deadline = std::chrono::seconds(60)});
+    auto const ranks = owner.handle();
+    static std::vector<std::byte> memory(std::size_t{1} << 22);
+    uly::outgoing const out[] = {{1, memory}};
+    uly::incoming const in[] = {{0, memory}};
+    if (ranks.rank() != 1) {
+        MPI_Barrier(MPI_COMM_WORLD);  // rank 1 has started
+        if (ranks.rank() == 0) {
+            static_cast<void>(ranks.start(out, {}));
+            ranks.leave("on purpose");
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+        return;
+    }
+    auto const ticket = ranks.start({}, in);
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Barrier(MPI_COMM_WORLD);
+    auto const seen = outcome_of([&] { ranks.wait(ticket); });
+    conformance::expect(seen.code == uly::errc::peer_failed && seen.rank == 0,
+                        "a message of a rank that left has not arrived", seen.text);
+}
+
 }  // namespace
 
 // On its way to MPI itself.
@@ -193,6 +217,8 @@ int main(int argc, char** argv) {
             test.check(mpi_test::name(reach::all), "an early close", check_early_close);
             test.check(mpi_test::name(reach::all), "messages of a failed group",
                        check_failed_messages);
+            test.check(mpi_test::name(reach::all), "messages of one that left",
+                       check_messages_of_one_that_left);
             test.check(mpi_test::name(reach::all), "an error that none hears", check_unheard);
         }
         // Whom a rank waits for does not depend on what it reaches.

@@ -54,15 +54,26 @@ void run(uly::mpi::communicator const& world) {
     is_splitting = true;  // a window's first needs a split too
     world.split(0, world.rank()).fence({});
 
-    // More than is sent before the other end is ready.
-    auto const ranks = world.size(), me = world.rank();
+    // More than is sent before the other end is ready, twice: each rank waits for each other one.
+    auto const ranks = world.size();
     // MPI may read and write what is under way until the job ends, also after an exception.
-    static std::vector<std::byte> sent(std::size_t{1} << 22), received(sent.size());
-    uly::outgoing const out[] = {{(me + 1) % ranks, sent}};
-    uly::incoming const in[] = {{(me + ranks - 1) % ranks, received}};
-    auto const ticket = world.start(out, in);
+    static std::vector<std::byte> sent(std::size_t{1} << 22);
+    static std::vector<std::vector<std::byte>> received(2 * static_cast<std::size_t>(ranks), sent);
+    auto const start = [&](std::size_t turn) {
+        std::vector<uly::outgoing> out;
+        std::vector<uly::incoming> in;
+        for (int r = 0; r < ranks; ++r) {
+            if (r == world.rank()) continue;
+            out.push_back({r, sent});
+            in.push_back({r, received[2 * static_cast<std::size_t>(r) + turn]});
+        }
+        return world.start(out, in);
+    };
+    auto const first = start(0);
     pass("messages");
-    world.wait(ticket);
+    auto const second = start(1);
+    world.wait(first);
+    world.wait(second);
 
     // Chunks that overlap: one is computed while others are under way.
     uly::pipeline layer{world, uly::sequence_local{}, failing_attention{},

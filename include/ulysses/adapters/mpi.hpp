@@ -27,6 +27,13 @@ namespace ulysses::inline ULYSSES_ABI::mpi {
 
 namespace detail {
 
+/// *Throws* `transport_error` where MPI gives less than what a handle needs.
+inline void expect_level(int level, std::string_view operation) {
+    if (level < MPI_THREAD_FUNNELED)
+        raise(errc::transport, {}, operation, "MPI must give at least MPI_THREAD_FUNNELED",
+              "level ", level);
+}
+
 /// *Throws* `invalid_call` for what no group can be made of. MPI itself would end the job.
 inline void expect_ranks(MPI_Comm comm) {
     constexpr std::string_view operation = "mpi::group";
@@ -41,6 +48,9 @@ inline void expect_ranks(MPI_Comm comm) {
     if (joins_two != 0)
         raise(errc::invalid_call, {}, operation, "a group is of the ranks of one communicator",
               "an intercommunicator");
+    int level = MPI_THREAD_SINGLE;
+    check(MPI_Query_thread(&level), operation);
+    expect_level(level, operation);
 }
 
 /// The state of a group of all ranks of `comm`, which it takes over. Hosts are what MPI finds, and what
@@ -74,8 +84,9 @@ inline std::shared_ptr<group_state> make_group(MPI_Comm comm, options const& giv
 /// Owner of a group of processes: all those of a communicator of MPI, such as an engine's own.
 class group {
    public:
-    /// Collective over `comm`, which is duplicated. *Throws* `transport_error`; `invalid_call` where MPI
-    /// does not run, and for a communicator that is null or joins two groups.
+    /// Collective over `comm`, which is duplicated. *Throws* `transport_error`, also where MPI gives less
+    /// than MPI_THREAD_FUNNELED; `invalid_call` where MPI does not run, and for a communicator that is
+    /// null or joins two groups.
     explicit group(MPI_Comm comm, options const& given = {}) {
         detail::expect_ranks(comm);
         int rank = 0;
@@ -105,7 +116,7 @@ class group {
         if (!lease_) return met;
         auto& state = *lease_->group;
         if (std::uncaught_exceptions() > exceptions_)
-            handle().leave("an exception ended the scope of its mpi::group");
+            handle().leave("an exception ended the scope of its group or session");
         bool in_use = false;
         guarded(met, [&] {
             auto& mine = state.next_offer(detail::collective::close);
@@ -180,9 +191,7 @@ class session {
             detail::check(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &level), "mpi::session");
         else
             detail::check(MPI_Query_thread(&level), "mpi::session");
-        if (level < MPI_THREAD_FUNNELED)
-            raise(errc::transport, {}, "mpi::session", "MPI must give at least MPI_THREAD_FUNNELED",
-                  "level ", level);
+        detail::expect_level(level, "mpi::session");
         if (owns_) {
             // MPICH reports errors of a request, such as a message that is too long, to these.
             MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -72,6 +72,8 @@ class mailbox {
                 return ulysses::detail::unanswered_text(ranks.rank(), ranks.settings().deadline,
                                                         peer);
             });
+        // A rank that gave up waiting may have used the memory of what it sent for something else.
+        ranks.expect_intact();
     }
 
     /// Looks whether all that is under way has arrived, for which MPI moves it; for a few microseconds.
