@@ -22,5 +22,6 @@
 #include <ulysses/projection/rope.hpp>
 #include <ulysses/space/host.hpp>
 #include <ulysses/stage/shard.hpp>
+#include <ulysses/train/mesh.hpp>
 
 #undef ULYSSES_WIDE_VECTORS
