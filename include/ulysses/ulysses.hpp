@@ -22,6 +22,7 @@
 #include <ulysses/projection/rope.hpp>
 #include <ulysses/space/host.hpp>
 #include <ulysses/stage/shard.hpp>
+#include <ulysses/train/loss.hpp>
 #include <ulysses/train/mesh.hpp>
 
 #undef ULYSSES_WIDE_VECTORS
