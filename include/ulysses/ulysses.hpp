@@ -22,7 +22,9 @@
 #include <ulysses/projection/rope.hpp>
 #include <ulysses/space/host.hpp>
 #include <ulysses/stage/shard.hpp>
+#include <ulysses/train/cross_entropy.hpp>
 #include <ulysses/train/loss.hpp>
 #include <ulysses/train/mesh.hpp>
+#include <ulysses/train/tiled.hpp>
 
 #undef ULYSSES_WIDE_VECTORS
