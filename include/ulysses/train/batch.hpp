@@ -8,6 +8,7 @@
 #include <ulysses/core/guarded.hpp>
 #include <ulysses/plan/hash.hpp>
 #include <ulysses/plan/sequence.hpp>
+#include <ulysses/train/agree.hpp>
 #include <ulysses/train/fields.hpp>
 #include <ulysses/train/mesh.hpp>
 #include <ulysses/train/packed_samples.hpp>
@@ -136,34 +137,25 @@ class batch_adapter {
                 (add(field), ...);
             },
             fields);
-        using all_options = std::array<std::int64_t, option_names.size()>;
         auto const& o = options_;
-        all_options const mine{o.micro_batch,
-                               o.max_length,
-                               static_cast<std::int64_t>(o.too_long),
-                               o.fixed_length,
-                               o.pad_to_multiple_of,
-                               o.shift_labels,
-                               o.balance_valid_tokens,
-                               static_cast<std::int64_t>(o.end),
-                               o.duplicates_allowed,
-                               static_cast<std::int64_t>(hash.value())};
-        std::vector<all_options> all;
+        std::array<std::int64_t, option_names.size()> const mine{
+            o.micro_batch,
+            o.max_length,
+            static_cast<std::int64_t>(o.too_long),
+            o.fixed_length,
+            o.pad_to_multiple_of,
+            o.shift_labels,
+            o.balance_valid_tokens,
+            static_cast<std::int64_t>(o.end),
+            o.duplicates_allowed,
+            static_cast<std::int64_t>(hash.value())};
         fence_status status;
         auto const& world = ranks_.world();
         guarded(status, [&] {
-            all.resize(static_cast<std::size_t>(world.size()));
             records_.resize(static_cast<std::size_t>(world.size()));
             check_options();
         });
-        all_gather_or_fail(world, std::as_bytes(std::span(&mine, 1)),
-                           std::as_writable_bytes(std::span(all)), status);
-        for (std::size_t r = 1; r < all.size(); ++r)
-            for (std::size_t i = 0; i < mine.size(); ++i)
-                if (all[r][i] != all[0][i])
-                    raise(errc::disagreement, at_, "batch",
-                          concat(option_names[i], " must be equal on every rank"), "rank 0 has ",
-                          all[0][i], ", rank ", r, " has ", all[r][i]);
+        agree_on(world, "batch", option_names, mine, status, at_);
         position_ = ranks_.sp().size();
     }
     void check_options() const {
