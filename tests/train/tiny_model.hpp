@@ -259,7 +259,7 @@ curve curve_of(Comm const& world, uly::parallel_config const& parallel, int64_t 
     auto run = uly::prepare({.parallel = parallel,
                              .step = alone.with_equal_tokens(parallel).step(),
                              .batches = {.balance_valid_tokens = balance, .end = uly::at_end::pad},
-                             .largest_norm = 1,
+                             .largest_norm = 2,
                              .evaluates = evaluates},
                             world, samples, text_fields);
     tiny_model model(run.ranks().sp(), depth, uly::keep::exchanged, {.every = depth});

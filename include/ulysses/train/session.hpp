@@ -91,13 +91,13 @@ class session {
             std::tuple<Fields...> const& fields, where at = where::here())
         : at_(at),
           ranks_(ranks),
+          config_(agreed(ranks.world(), config, at)),
           alone_(config.evaluates == evaluation::bypass
                      ? mesh<Comm>(ranks.world(), {.dp_shard = ranks.world().size()}, at)
                      : ranks),
           fields_(fields),
-          numbers_(config.parallel, agreed(ranks.world(), config, at), at),
-          options_(options_of(config)),
-          batches_(ranks, std::move(source), fields, options_, at),
+          numbers_(config.parallel, config.step, at),
+          batches_(ranks, std::move(source), fields, options_of(config), at),
           clip_(ranks.states(), config.largest_norm, at) {}
 
     mesh<Comm> const& ranks() const { return ranks_; }
@@ -151,7 +151,7 @@ class session {
     /// afterwards where it was. *Blocking*, *Throws* as `accumulate`.
     template <class Given, class Body>
     token_sums evaluate(Given&& given, Body&& body) {
-        auto options = options_;
+        auto options = options_of(config_);
         options.end = at_end::pad;
         batch_adapter batches{alone_,
                               source_of(std::forward<Given>(given), alone_, options.micro_batch),
@@ -163,11 +163,13 @@ class session {
     }
 
    private:
-    static step_config const& agreed(Comm const& world, session_config const& config, where at) {
+    static session_config const& agreed(Comm const& world, session_config const& config, where at) {
         agree_on(world, "session",
-                 std::array<std::string_view, 2>{"gradient_accumulation", "tokens"},
-                 std::array{config.step.gradient_accumulation, config.step.tokens}, {}, at);
-        return config.step;
+                 std::array<std::string_view, 3>{"gradient_accumulation", "tokens", "evaluation"},
+                 std::array{config.step.gradient_accumulation, config.step.tokens,
+                            static_cast<std::int64_t>(config.evaluates)},
+                 {}, at);
+        return config;
     }
     static batch_options options_of(session_config const& config) {
         auto options = config.batches;
@@ -199,10 +201,11 @@ class session {
     }
 
     where at_;  ///< where the session was made: what its errors name
-    mesh<Comm> ranks_, alone_;
+    mesh<Comm> ranks_;
+    session_config config_;
+    mesh<Comm> alone_;  ///< for evaluation
     std::tuple<Fields...> fields_;
     accounting numbers_;
-    batch_options options_;
     batches_type batches_;
     batch_type batch_;
     gradient_clip<Comm> clip_;
