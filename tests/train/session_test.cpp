@@ -213,8 +213,7 @@ TEST_CASE("session: what cannot be is the same error on every rank") {
           "1, gradient_accumulation 0, tokens 13, sp 2, dp_replicate 1, dp_shard 1");
     CHECK(with([](auto& config, int rank) { config.largest_norm = 1 + rank; }).text ==
           "ulysses: gradient_clip: every rank must have the same largest norm: rank 0 has "
-          "1.000000, rank 1 "
-          "has 2");
+          "1.000000, rank 1 has 2.000000");
     CHECK(with([](auto& config, int rank) { config.evaluates = uly::evaluation(rank); }).text ==
           "ulysses: session: evaluation must be equal on every rank: rank 0 has 0, rank 1 has 1");
     CHECK(with([](auto& config, int) { config.parallel.sp = 3; }).code ==
