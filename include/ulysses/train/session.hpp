@@ -75,6 +75,12 @@ auto source_of(Given&& given, mesh<Comm> const& ranks, std::int64_t micro_batch)
         return dealt_source{std::forward<Given>(given), dealing_of(ranks, micro_batch)};
 }
 
+/// What is dealt out is no rank's twice, though the range may have equal samples.
+template <class Given>
+void allow_duplicates_of(batch_options& options) {
+    if (!sample_source<std::remove_cvref_t<Given>>) options.duplicates_allowed = true;
+}
+
 /// A run, seen from one rank; made by `prepare`. The model, its gradients and the optimizer are the
 /// engine's.
 ///
@@ -153,6 +159,7 @@ class session {
     token_sums evaluate(Given&& given, Body&& body) {
         auto options = options_of(config_);
         options.end = at_end::pad;
+        allow_duplicates_of<Given>(options);
         batch_adapter batches{alone_,
                               source_of(std::forward<Given>(given), alone_, options.micro_batch),
                               fields_, options, at_};
@@ -216,9 +223,10 @@ class session {
 /// the ranks. *Blocking*: collective. *Throws* the same on every rank: `disagreement` when ranks pass
 /// other configurations or fields, `invalid_config` with all numbers for what cannot be.
 template <class Comm, class Given, class... Fields>
-auto prepare(session_config const& config, Comm const& group, Given&& given,
+auto prepare(session_config config, Comm const& group, Given&& given,
              std::tuple<Fields...> const& fields, where at = where::here()) {
     mesh<Comm> const ranks(group, config.parallel, at);
+    allow_duplicates_of<Given>(config.batches);
     auto source = source_of(std::forward<Given>(given), ranks, config.step.micro_batch);
     return session<Comm, decltype(source), Fields...>(ranks, config, std::move(source), fields, at);
 }
