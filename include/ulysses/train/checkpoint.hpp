@@ -168,7 +168,10 @@ class checkpoint {
     void forward(Layers& layers, row_view<T> y, where at = where::here()) {
         static_assert(checkpointed_layers<Layers, T> ||
                       detail::explain_checkpointed_layers<Layers, T>());
-        enter(stage::begun, "forward needs an input, which it takes once", y, at);
+        if (stage_ != stage::begun)
+            raise(errc::invalid_call, at, "checkpoint",
+                  "forward needs an input, which it takes once", reached());
+        enter(y, at);
         for (std::int64_t j = 0; j < segments_; ++j) {
             auto const last = j + 1 == segments_;
             if (moves(j)) start(j, stored(j), slot_bytes(j));
@@ -182,7 +185,10 @@ class checkpoint {
     /// weights. *Throws* `invalid_call` without `forward`, `invalid_tensor`, and what layers throw.
     template <class Layers>
     void backward(Layers& layers, row_view<T> d, where at = where::here()) {
-        enter(stage::filled, "backward needs a forward before it", d, at);
+        if (stage_ != stage::filled)
+            raise(errc::invalid_call, at, "checkpoint", "backward needs a forward before it",
+                  reached());
+        enter(d, at);
         for (auto j = segments_; j-- > 0;) {
             if (moves(j)) finish(j);
             if (j + 1 < segments_) run(layers, j, true, between(every_ - 1));
@@ -213,13 +219,13 @@ class checkpoint {
             raise(errc::invalid_config, at, "checkpoint",
                   "at least 2 inputs are resident, or 0 for all", given.resident);
     }
-    /// A call that throws leaves nothing to go on with.
-    void enter(stage needed, std::string_view rule, row_view<T> operand, where at) {
+    std::string_view reached() const {
         constexpr std::string_view names[] = {"there is none", "there is an input",
                                               "forward has run"};
-        if (stage_ != needed)
-            raise(errc::invalid_call, at, "checkpoint", rule,
-                  names[static_cast<std::size_t>(stage_)]);
+        return names[static_cast<std::size_t>(stage_)];
+    }
+    /// A call that throws leaves nothing to go on with.
+    void enter(row_view<T> operand, where at) {
         detail::check_rows("checkpoint", operand, rows_, width_, at);
         stage_ = stage::empty;
     }
