@@ -162,6 +162,8 @@ class packed_samples {
         has_role<field_role::ids, Fields...>,
         "ulysses: a sample's fields must have ids_field: they say how many tokens it has.");
     static constexpr auto labels_or_ids = has_labels ? labels : ids;
+    static_assert(!has_labels || std::is_signed_v<value_type<labels_or_ids>>,
+                  "ulysses: labels are signed: that of a token that does not count is -100.");
 
     static std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
