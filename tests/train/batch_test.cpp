@@ -143,7 +143,7 @@ TEST_CASE("batch: golden vector, positions mark documents, and labels do not cro
     });
 }
 
-TEST_CASE("batch: any field is sharded alike, over any ranks, without padding") {
+TEST_CASE("batch: any field is sharded alike, positions on three axes too, without padding") {
     auto const fields =
         std::tuple{uly::values_field("axes", &sample::axes, 3), uly::ids_field(&sample::ids),
                    uly::values_field("weights", &sample::weights, 1, 0.5f)};

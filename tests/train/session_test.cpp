@@ -3,6 +3,8 @@
 #include "failure.hpp"
 #include "tiny_model.hpp"
 
+#include <ulysses/comm/serial.hpp>
+
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -274,5 +276,42 @@ TEST_CASE(
         });
         CHECK(thrown.code == uly::errc::invalid_tensor);
         CHECK(run.accumulate([](auto const&) { return uly::token_sums{}; }).has_value());
+    });
+}
+
+TEST_CASE("session: configured by text, over a group of one; a range with equal samples") {
+    auto const config = uly::config_from_text<uly::session_config>(
+        "micro_batch=2, gradient_accumulation=3, tokens=5");
+    auto same = text_samples(1, 3);  // 9 tokens
+    same.resize(7, same[0]);
+    CHECK(failure_of([&] {
+              auto run = uly::prepare(config, uly::serial{}, same, text_fields);
+              run.accumulate([](auto const&) { return uly::token_sums{}; });
+          }).code == uly::errc::invalid_config);
+    auto shorter = config;
+    shorter.batches = {.too_long = uly::overlong::truncate, .end = uly::at_end::pad};
+    auto run = uly::prepare(shorter, uly::serial{}, same, text_fields);
+    std::vector<int64_t> sizes;
+    auto const count = [&](auto const& batch) {
+        sizes.push_back(static_cast<int64_t>(batch.ids().size()));
+        return uly::token_sums{};
+    };
+    CHECK(run.accumulate(count));
+    CHECK(run.accumulate(count));
+    CHECK(!run.accumulate(count));
+    CHECK(sizes == std::vector<int64_t>{10, 10, 10, 5});
+    run.evaluate(same, count);
+    CHECK(sizes.size() == 8);
+    CHECK(run.numbers().effective_batch() == 6);
+    // The samples of two ranks are equal, and are dealt out all the same.
+    pipeline_test::run_ranks(2, [&](ranks_type world) {
+        auto two = shorter;
+        two.parallel.dp_shard = 2;
+        auto run_of_two = uly::prepare(two, world, same, text_fields);
+        CHECK(run_of_two.accumulate([](auto const&) { return uly::token_sums{}; }).has_value());
+        CHECK(failure_of([&] {
+                  auto refused = uly::prepare(two, world, uly::range_source{same}, text_fields);
+                  refused.accumulate([](auto const&) { return uly::token_sums{}; });
+              }).code == uly::errc::disagreement);
     });
 }
