@@ -46,16 +46,20 @@ struct parts {
     };
     uly::weight_view<T> embedding, output;  // [V, C], [C, V]
     std::vector<layer> layers;
-    std::size_t count = 0;
 
+    static constexpr auto heads = attention_shape.heads * attention_shape.head_dim;
+    static constexpr auto kv = attention_shape.kv_heads * attention_shape.head_dim;
+
+    static std::size_t count(int64_t depth) {
+        auto const layer = width * (2 * heads + 2 * kv + 3 * hidden);
+        return static_cast<std::size_t>(2 * vocabulary * width + depth * layer);
+    }
     parts(T* memory, int64_t depth) {
         auto const take = [&](int64_t rows, int64_t columns) {
-            uly::weight_view<T> const view{memory + count, columns};
-            count += static_cast<std::size_t>(rows * columns);
+            uly::weight_view<T> const view{memory, columns};
+            memory += rows * columns;
             return view;
         };
-        auto const heads = attention_shape.heads * attention_shape.head_dim;
-        auto const kv = attention_shape.kv_heads * attention_shape.head_dim;
         embedding = take(vocabulary, width);
         output = take(width, vocabulary);
         for (int64_t i = 0; i < depth; ++i)
@@ -71,7 +75,7 @@ class tiny_model {
    public:
     tiny_model(Comm const& ranks, int64_t depth, uly::keep keep = uly::keep::exchanged,
                uly::checkpoint_options const& saving = {})
-        : weights_(parts<double>(nullptr, depth).count),
+        : weights_(parts<double>::count(depth)),
           gradients_(weights_.size()),
           w_(weights_.data(), depth),
           d_(gradients_.data(), depth),
