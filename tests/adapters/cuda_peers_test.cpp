@@ -2,6 +2,7 @@
 
 #include "../conformance/communicator.hpp"
 #include "../doubles/cuda_runtime.hpp"
+#include "../sanitizers.hpp"
 #include "cuda_ranks.hpp"
 
 #include <doctest/doctest.h>
@@ -41,6 +42,18 @@ TEST_CASE("cuda_peers is a communicator, with fences by flags") {
 TEST_CASE("cuda_peers is a communicator where ranks reach each other as processes do") {
     auto const before = doubles::allocated_bytes();
     check_communicator(ranks_of({.as_processes = true}), {1, 2});
+    CHECK(doubles::allocated_bytes() == before);
+}
+
+// Under the thread sanitizer a process that fork has made may have no threads, and so no streams.
+TEST_CASE("cuda_peers is a communicator of processes, which open each other's memory" *
+          doctest::skip(TEST_UNDER_THREAD_SANITIZER)) {
+    auto const before = doubles::allocated_bytes();
+    check_communicator(
+        [](int ranks, auto const& body) {
+            CHECK(cuda_test::run_processes<ulysses_bench::process_ranks>(ranks, body) == "");
+        },
+        {1, 2, 4});
     CHECK(doubles::allocated_bytes() == before);
 }
 

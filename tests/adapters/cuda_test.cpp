@@ -131,9 +131,9 @@ TEST_CASE("the copy engine takes merged axes, rows and planes by one call") {
     // Tokens of a packed tensor, a part of its heads: rows of one call, batches joined to them.
     CHECK(calls_of({2, 5, 3}, {240, 48, 16}, {960, 192, 16}, 16) == calls_of_engine{48, 10, 1, 1});
     // Token-major to head-major, one head: rows, and samples as planes.
-    CHECK(calls_of({2, 5, 1}, {960, 64, 0}, {400, 48, 0}, 16) == calls_of_engine{16, 5, 2, 1});
+    CHECK(calls_of({2, 5, 1}, {960, 64, 0}, {480, 48, 0}, 16) == calls_of_engine{16, 5, 2, 1});
     // Samples that are no whole number of pitches apart take a call each.
-    CHECK(calls_of({2, 5, 1}, {1000, 64, 0}, {400, 48, 0}, 16) == calls_of_engine{16, 5, 1, 2});
+    CHECK(calls_of({2, 5, 1}, {1000, 64, 0}, {480, 48, 0}, 16) == calls_of_engine{16, 5, 1, 2});
     // Heads that lie inside a token's row on one side take a call each.
     CHECK(calls_of({1, 50, 3}, {0, 64, 3200}, {0, 48, 16}, 16) == calls_of_engine{16, 50, 1, 3});
     // A row read again and again, and pitches beyond CUDA's.

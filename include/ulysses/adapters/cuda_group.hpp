@@ -7,6 +7,7 @@
 #include <ulysses/core/error.hpp>
 
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -123,10 +124,11 @@ struct window_record {
     cudaIpcMemHandle_t handle{};
 };
 
+/// Another in each process, also in one that fork made of this.
 inline std::uint64_t number_of_process() {
-    static std::uint64_t const number =
+    static std::uint64_t const drawn =
         (std::uint64_t{std::random_device{}()} << 32) ^ std::random_device{}();
-    return number;
+    return drawn + static_cast<std::uint64_t>(getpid());
 }
 
 /// What the handles of one rank share.
