@@ -197,6 +197,11 @@ std::string run_processes(int ranks, Body const& body) {
 
 /// Threads or processes.
 class host_ranks {
+    template <class Body>
+    decltype(auto) of(Body const& body) const {
+        return std::visit(body, ranks_);
+    }
+
    public:
     using space_type = ulysses::host_space;
 
@@ -228,10 +233,6 @@ class host_ranks {
     }
 
    private:
-    template <class Body>
-    decltype(auto) of(Body const& body) const {
-        return std::visit(body, ranks_);
-    }
     std::variant<ulysses::threads::communicator, process_ranks> ranks_;
 };
 

@@ -41,10 +41,12 @@ struct recording {
     bool set = false;
     CUgraph_st* capture = nullptr;  // of the capture it was recorded in
     int stream = -1;
+    std::chrono::steady_clock::time_point when{};
 
     void complete() {
         {
             std::lock_guard const lock(mutex);
+            when = std::chrono::steady_clock::now();
             set = true;
         }
         changed.notify_all();
@@ -253,6 +255,7 @@ char const* cudaGetErrorName(cudaError_t error) {
         case cudaSuccess: return "cudaSuccess";
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
         case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
         case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
@@ -261,7 +264,20 @@ char const* cudaGetErrorName(cudaError_t error) {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
+    if (std::getenv("DOUBLES_WITHOUT_DEVICES") != nullptr) {
+        *count = 0;
+        return failed(cudaErrorNoDevice);
+    }
     *count = doubles::device_count;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+    *properties = {};
+    std::snprintf(properties->name, sizeof properties->name, "a double of the CUDA runtime");
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -458,6 +474,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
     *event = new CUevent_st;
+    return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begun, cudaEvent_t done) {
+    std::scoped_lock const lock(begun->mutex, done->mutex);
+    std::chrono::duration<float, std::milli> const taken = done->latest->when - begun->latest->when;
+    *milliseconds = taken.count();
     return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
