@@ -29,7 +29,8 @@ struct sizes {
     std::int64_t tokens = 512, heads = 8, kv_heads = 8, dim = 64;
 
     ulysses::shape shape() const {
-        return {.heads = heads, .kv_heads = kv_heads, .head_dim = dim, .mask = ulysses::mask::causal};
+        return {
+            .heads = heads, .kv_heads = kv_heads, .head_dim = dim, .mask = ulysses::mask::causal};
     }
     /// Of q, k, v, dO and of o, dq, dk, dv.
     std::int64_t row(std::size_t operand) const {
@@ -60,7 +61,8 @@ template <class T>
 class device_array {
    public:
     device_array(cudaStream_t stream, std::int64_t count)
-        : stream_(stream), bytes_(std::max<std::size_t>(static_cast<std::size_t>(count), 1) * sizeof(T)) {
+        : stream_(stream),
+          bytes_(std::max<std::size_t>(static_cast<std::size_t>(count), 1) * sizeof(T)) {
         data_ = static_cast<T*>(ulysses::cuda_space::allocate({.stream = stream}, bytes_));
     }
     device_array(device_array const&) = delete;
@@ -79,7 +81,8 @@ class device_array {
 inline float value_of(std::size_t operand, std::int64_t index) {
     auto mixed = (static_cast<std::uint64_t>(index) * 8 + operand + 1) * 0x9e3779b97f4a7c15u;
     mixed ^= mixed >> 29;
-    return static_cast<float>(static_cast<std::int64_t>(mixed * 0xbf58476d1ce4e5b9u >> 40) - (1 << 23)) /
+    return static_cast<float>(static_cast<std::int64_t>(mixed * 0xbf58476d1ce4e5b9u >> 40) -
+                              (1 << 23)) /
            static_cast<float>(1 << 23);
 }
 

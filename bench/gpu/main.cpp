@@ -127,9 +127,9 @@ void check_results(std::vector<result>& rows, sizes const& of, bool processes,
             }
             // Sums of as many float terms as there are tokens, at worst.
             auto const allowed = static_cast<double>(of.tokens + 8) * 0x1p-23 * magnitude;
-            rows.push_back({uly::concat("1 rank, ", names[i], ": largest difference"), largest * 1e6,
-                            "1e-6", "fp64 on the host: what is allowed", largest / allowed,
-                            "<= 1"});
+            rows.push_back({uly::concat("1 rank, ", names[i], ": largest difference"),
+                            largest * 1e6, "1e-6", "fp64 on the host: what is allowed",
+                            largest / allowed, "<= 1"});
         }
     }
     for (auto const& at : places) {
@@ -140,12 +140,12 @@ void check_results(std::vector<result>& rows, sizes const& of, bool processes,
                 double differ = 0;
                 for (std::size_t i = 0; i < 4; ++i)
                     for (std::size_t j = 0; j < one.parts[i].size(); ++j)
-                        differ += std::memcmp(&one.parts[i][j], &several.parts[i][j],
-                                              sizeof(float)) != 0;
-                rows.push_back({uly::concat(ranks, " ranks, ", at.name, ", ",
-                                            way == copy_way::kernel ? "kernel" : "engine",
-                                            ": other elements"),
-                                differ, "", "the bits of 1 rank, o, dq, dk, dv", differ, "<= 0"});
+                        differ +=
+                            std::memcmp(&one.parts[i][j], &several.parts[i][j], sizeof(float)) != 0;
+                rows.push_back(
+                    {uly::concat(ranks, " ranks, ", at.name, ", ",
+                                 way == copy_way::kernel ? "kernel" : "engine", ": other elements"),
+                     differ, "", "the bits of 1 rank, o, dq, dk, dv", differ, "<= 0"});
             }
     }
 }
@@ -255,9 +255,8 @@ void measure_calls(std::vector<result>& rows, bool quick) {
         layer.attend();
         expect_cuda(cudaStreamEndCapture(layer.stream(), &graph), "cudaStreamEndCapture");
         expect_cuda(cudaGraphInstantiate(&made, graph, 0), "cudaGraphInstantiate");
-        replayed[me] = time([&] {
-            expect_cuda(cudaGraphLaunch(made, layer.stream()), "cudaGraphLaunch");
-        });
+        replayed[me] =
+            time([&] { expect_cuda(cudaGraphLaunch(made, layer.stream()), "cudaGraphLaunch"); });
         each.host().fence({});
         cudaGraphExecDestroy(made);
         cudaGraphDestroy(graph);
@@ -283,9 +282,9 @@ int run(bool quick, char const* json) {
         int count = 0;
         auto const found = cudaGetDeviceCount(&count);
         if (found != cudaSuccess || count == 0)
-            uly::throw_error(uly::errc::transport, uly::concat("there is no GPU here: ",
-                                                               cudaGetErrorName(found), ", ", count,
-                                                               " devices"));
+            uly::throw_error(uly::errc::transport,
+                             uly::concat("there is no GPU here: ", cudaGetErrorName(found), ", ",
+                                         count, " devices"));
     });
     if (!none.empty()) {
         std::fprintf(stderr, "ulysses_bench_gpu: %s\n", none.c_str());
@@ -305,9 +304,8 @@ int run(bool quick, char const* json) {
         std::fprintf(stderr, "ulysses_bench_gpu: cannot write %s\n", json);
         return 1;
     }
-    auto const wrong = std::ranges::any_of(rows, [](result const& row) {
-        return row.target != "<= 1.05" && !met(row);
-    });
+    auto const wrong = std::ranges::any_of(
+        rows, [](result const& row) { return row.target != "<= 1.05" && !met(row); });
     return wrong ? 1 : 0;
 }
 

@@ -72,8 +72,8 @@ class process_ranks {
                  });
     }
     void broadcast(std::span<std::byte> data, int root) const {
-        exchange({.call = ulysses::detail::collective::broadcast, .argument = root}, data,
-                 [&](int r, std::size_t first, std::span<std::byte const> part) {
+        exchange({.call = ulysses::detail::collective::broadcast, .argument = root, .status = {}},
+                 data, [&](int r, std::size_t first, std::span<std::byte const> part) {
                      if (r == root) std::memcpy(data.data() + first, part.data(), part.size());
                  });
     }

@@ -87,8 +87,7 @@ TEST_CASE("the copy engine begins with the next rank, and has none of a rank's o
         block.peer = i % 4;
         blocks.push_back(block);
     }
-    uly::cuda_work work(
-        {.way = uly::copy_way::engine, .in_flight = 2, .rank = 2, .ranks = 4});
+    uly::cuda_work work({.way = uly::copy_way::engine, .in_flight = 2, .rank = 2, .ranks = 4});
     doubles::copies();
     doubles::waits();
     cuda_space::copy({.stream = stream.stream, .work = &work}, blocks, 0);
@@ -316,9 +315,10 @@ TEST_CASE("cuda_space knows memory that its device does not reach") {
         return text_of_error(uly::errc::invalid_tensor,
                              [&] { cuda_space::expect_memory("kit", "x", first, last); });
     };
-    CHECK(contains(text_of(host.data(), host.data()),
-                   "ulysses: kit: x: an operand must be memory of the rank's device: the host's, which "
-                   "CUDA does not know, the rank is on device 0"));
+    CHECK(contains(
+        text_of(host.data(), host.data()),
+        "ulysses: kit: x: an operand must be memory of the rank's device: the host's, which "
+        "CUDA does not know, the rank is on device 0"));
     CHECK(contains(text_of(memory, memory + 1000), "the host's, which CUDA does not know"));
     REQUIRE(cudaSetDevice(1) == cudaSuccess);
     CHECK(contains(text_of(memory, memory), "memory of device 0, the rank is on device 1"));
