@@ -273,7 +273,10 @@ class rank_state {
         mine.oldest = window_number_;
         for (auto const& each : exported_)
             if (!each.window.expired()) mine.oldest = std::min(mine.oldest, each.number);
-        auto part = device_memory(bytes);
+        // Of a smaller one the other process maps what CUDA has put beside it as well.
+        constexpr std::size_t own_block = std::size_t{2} << 20;
+        auto part =
+            device_memory(others_elsewhere_ ? (bytes + own_block) / own_block * own_block : bytes);
         if (others_elsewhere_)
             expect_cuda(cudaIpcGetMemHandle(&mine.handle, part.get()), "cudaIpcGetMemHandle");
         own_slot().part = std::move(part);
