@@ -128,7 +128,9 @@ class repeated_layer {
           layer_(ranks, uly::sequence_local{}, {}, grouped),
           saved_(layer_.make_context()),
           host_(problem_of(1), step_, ranks.rank()),
-          device_(ranks.queue(), host_) {}
+          device_(ranks.queue(), host_) {
+        cudaStreamSynchronize(stream());  // the host's values are overwritten
+    }
 
     cudaStream_t stream() const { return ranks_.queue().stream; }
     void meet() const { ranks_.host().fence({}); }
