@@ -1,6 +1,8 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/core/number.hpp>
+#include <ulysses/core/space.hpp>
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/core/visibility.hpp>
 
@@ -49,6 +51,14 @@ struct projection_call {
     }
 };
 
+/// A space whose memory the host does not address, and which runs `Work` on it: what an epilogue of
+/// `dense` does to rows of an element type, as `run(queue, dtype, work)`.
+template <class Space, class Work>
+concept runs_work = !std::same_as<Space, host_space> &&
+                    requires(typename Space::queue queue, dtype type, Work const& work) {
+    Space::run(queue, type, work);
+};
+
 /// Steps 2 and 6: x [B, s, C] -> q, k, v [B, s, H, D], and o [B, s, Hq, Dv] -> y [B, s, C].
 ///
 /// Requirements, for a weights type W and a gradients type G of the projection's own:
@@ -59,9 +69,11 @@ struct projection_call {
 /// 4. `project_out_backward(call, weights, dy, dout)` overwrites dout, which is packed.
 /// 5. `project_out_gradients(call, o, dy, gradients)` adds to the output weights' gradients. It
 ///    comes after the exchange, when a recomputed o is at hand.
-/// Only sequence-local views: a projection is local to a rank's tokens.
+/// Only sequence-local views: a projection is local to a rank's tokens. Where its space has queues,
+/// `call` is a `queued<projection_call, space_type>`, and what it does is ordered on that queue.
 template <class Pr, class T, class Weights>
-concept projection_for = requires(Pr const& projection, projection_call const& call,
+concept projection_for = requires(Pr const& projection,
+                                  functor_call_t<projection_call, Pr> const& call,
                                   token_view<T const> in, token_view<T> out,
                                   Weights const& weights) {
     typename Pr::space_type;
@@ -71,8 +83,9 @@ concept projection_for = requires(Pr const& projection, projection_call const& c
 
 template <class Pr, class T, class Weights, class Gradients>
 concept differentiable_projection_for = projection_for<Pr, T, Weights> &&
-    requires(Pr const& projection, projection_call const& call, token_view<T const> in,
-             token_view<T> out, Weights const& weights, Gradients const& gradients) {
+    requires(Pr const& projection, functor_call_t<projection_call, Pr> const& call,
+             token_view<T const> in, token_view<T> out, Weights const& weights,
+             Gradients const& gradients) {
     projection.project_in_backward(call, in, weights, out, out, out, out, gradients);
     projection.project_out_backward(call, weights, in, out);
     projection.project_out_gradients(call, in, in, gradients);
