@@ -38,8 +38,19 @@ cudaError_t launch_epilogue(cudaStream_t stream, dtype type, rope_turns const& t
 cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& work) {
     return epilogue_by<loop_launcher>(stream, type, work);
 }
-cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half) {
-    return loop_launcher::run(stream, 1, half);
+cudaError_t launch_flags(cudaStream_t stream, flag_fence const& fence) {
+    static std::uint64_t given_up = 1;
+    auto no_wait = fence;
+    no_wait.silent = &given_up;
+    for (int peer = 0; peer < fence.ranks; ++peer) {
+        // Ranks' streams are made in the order of ranks.
+        auto const source = doubles::number(stream) + peer - fence.rank;
+        auto const waits = peer == fence.rank || doubles::told_to_wait(stream, source);
+        auto const result = doubles::enqueue(
+            stream, [each = waits ? fence : no_wait, peer] { each(0, peer); });
+        if (result != cudaSuccess) return result;
+    }
+    return cudaSuccess;
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI::detail

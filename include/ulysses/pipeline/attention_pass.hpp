@@ -141,6 +141,7 @@ class attention_pass {
         local_operands<T, Layout> local;
         call.guard([&] {
             prepare(local);
+            check_memory<space_type>(name(kind), local, at);
             if (local.logits.dropout) call.set_dropout(*local.logits.dropout);
             reserve<T>(chunks, lse, keeps_lse);
         });
@@ -218,6 +219,7 @@ class attention_pass {
             if (policy == keep::exchanged && !exchanging(moves))
                 in_place_.take_copies(local, saved, moves, queue());
             prepare(local);
+            check_memory<space_type>(name(kind), local, at);
             if (local.logits.dropout) call.set_dropout(*local.logits.dropout);
             saved.expect_dropout(local.logits.dropout, at);
             reserve<T>(chunks, lse, keeps_lse);
