@@ -17,14 +17,19 @@ class token_positions {
    public:
     using function = std::int64_t (*)(void const* orders, int rank, std::int64_t token);
 
-    constexpr token_positions(void const* orders, int rank, function position)
-        : orders_(orders), rank_(rank), position_(position) {}
+    /// `run`, where it is known: so many tokens from one on, it included, whose positions go on by a step.
+    constexpr token_positions(void const* orders, int rank, function position,
+                              function run = nullptr)
+        : orders_(orders), rank_(rank), position_(position), run_(run) {}
     std::int64_t operator()(std::int64_t token) const { return position_(orders_, rank_, token); }
+    std::int64_t run(std::int64_t token) const {
+        return run_ == nullptr ? 1 : run_(orders_, rank_, token);
+    }
 
    private:
     void const* orders_;
     int rank_;
-    function position_;
+    function position_, run_;
 };
 
 /// What a projection cannot know from its views.
@@ -43,11 +48,23 @@ struct projection_call {
     std::int64_t key_position(std::int64_t sample, std::int64_t token) const {
         return has_past ? query_position(sample, token) : key_positions(token);
     }
+    /// `token_positions::run` of the two.
+    std::int64_t query_run(std::int64_t token) const { return query_positions.run(token); }
+    std::int64_t key_run(std::int64_t token) const {
+        return has_past ? query_run(token) : key_positions.run(token);
+    }
     /// A position among a sample's keys, counted from the first key of its document.
     std::int64_t in_document(std::int64_t sample, std::int64_t position) const {
         auto const document = visible.document_of(visible.sample(sample), position);
         if (document < 0) return position;
         return position - visible.documents[static_cast<std::size_t>(document)];
+    }
+    /// How many positions there are from one on to the end of its document, where there is one.
+    std::int64_t left_in_document(std::int64_t sample, std::int64_t position) const {
+        auto const own = visible.sample(sample);
+        auto const next = visible.document_of(own, position) + 1;
+        if (next == 0 || next == own.first_document + own.documents) return std::int64_t{1} << 62;
+        return visible.documents[static_cast<std::size_t>(next)] - position;
     }
 };
 

@@ -24,7 +24,7 @@ namespace detail {
 /// `Wide` elements that lie on a multiple of their size, read and written together.
 template <class T, int Wide>
 struct alignas(sizeof(T) * Wide) elements_at_once {
-    T at[Wide];
+    T at[std::size_t{Wide}];
 };
 
 /// 1 / sqrt(mean(x^2) + epsilon)

@@ -102,22 +102,6 @@ struct rope_turns {
         for (std::int64_t head = 0; head < heads; ++head, first += strides[2])
             turn_pair(first[0], first[apart], by);
     }
-
-    /// The next row, as part of the last run where it fits. False: there is no room.
-    bool add(std::int64_t batch, std::int64_t token, std::int64_t position) {
-        if (count > 0 && runs[count - 1].batch == batch) {
-            auto& last = runs[count - 1];
-            auto const length = rows - last.first_row;
-            if (length == 1) last.step = position - last.position;
-            if (position == last.position + length * last.step) {
-                ++rows;
-                return true;
-            }
-        }
-        if (count == most_runs) return false;
-        runs[count++] = {rows++, batch, token, position, 0};
-        return true;
-    }
 };
 static_assert(sizeof(rope_turns) <= 4096);
 
@@ -184,24 +168,39 @@ class rope {
         if (q.dim() != head_dim_ || k.dim() != head_dim_)
             raise(errc::invalid_shape, at_, "rope", "q and k must have rope's head_dim", "q has ",
                   q.dim(), ", k has ", k.dim(), ", rope has ", head_dim_);
-        projection_call const& where = call;
+        projection_call const& known = call;
         auto const placed = [&](std::int64_t sample, std::int64_t position) {
-            return restarts_ ? where.in_document(sample, position) : position;
+            return restarts_ ? known.in_document(sample, position) : position;
         };
-        auto const turn = [&](token_view<T> const& x, auto const& position_of) {
+        auto const turn = [&](token_view<T> const& x, auto const& position_of, auto const& run_of) {
             using space = space_of_call_t<Call>;
             if constexpr (runs_work<space, detail::rope_turns>)
-                turn_on<space>(call.queue, x, direction, position_of);
+                turn_on<space>(call.queue, x, direction, [&](std::int64_t b, std::int64_t token) {
+                    auto const position = position_of(b, token);
+                    auto count = std::clamp<std::int64_t>(run_of(token), 1, x.tokens() - token);
+                    auto const step = count > 1 ? position_of(b, token + 1) - position : 1;
+                    if (restarts_)
+                        count = std::min(count,
+                                         (known.left_in_document(b, position) + step - 1) / step);
+                    return tokens_in_step{count, placed(b, position), step};
+                });
             else
-                turn_here(x, direction, position_of);
+                turn_here(x, direction, [&](std::int64_t b, std::int64_t token) {
+                    return placed(b, position_of(b, token));
+                });
         };
-        turn(q, [&](std::int64_t sample, std::int64_t token) {
-            return placed(sample, where.query_position(sample, token));
-        });
-        turn(k, [&](std::int64_t sample, std::int64_t token) {
-            return placed(sample, where.key_position(sample, token));
-        });
+        turn(
+            q, [&](std::int64_t b, std::int64_t token) { return known.query_position(b, token); },
+            [&](std::int64_t token) { return known.query_run(token); });
+        turn(
+            k, [&](std::int64_t b, std::int64_t token) { return known.key_position(b, token); },
+            [&](std::int64_t token) { return known.key_run(token); });
     }
+
+    /// Tokens of a sample whose positions go on by a step.
+    struct tokens_in_step {
+        std::int64_t count, position, step;
+    };
 
     template <class T, class Position>
     void turn_here(token_view<T> const& x, double direction, Position const& position_of) const {
@@ -227,9 +226,9 @@ class rope {
     }
 
     /// By the space, in lists of runs that its launches take.
-    template <class Space, class T, class Position>
+    template <class Space, class T, class Tokens>
     void turn_on(typename Space::queue queue, token_view<T> const& x, double direction,
-                 Position const& position_of) const {
+                 Tokens const& tokens_from) const {
         detail::rope_turns turns{};
         for (std::size_t axis = 0; axis < 3; ++axis) turns.strides[axis] = x.strides[axis];
         turns.heads = x.heads();
@@ -247,11 +246,12 @@ class rope {
             turns.rows = turns.count = 0;
         };
         for (std::int64_t b = 0; b < x.batch(); ++b)
-            for (std::int64_t token = 0; token < x.tokens(); ++token) {
-                auto const position = position_of(b, token);
-                if (turns.add(b, token, position)) continue;
-                run();
-                turns.add(b, token, position);
+            for (std::int64_t token = 0; token < x.tokens();) {
+                auto const next = tokens_from(b, token);
+                turns.runs[turns.count++] = {turns.rows, b, token, next.position, next.step};
+                turns.rows += next.count;
+                token += next.count;
+                if (turns.count == detail::rope_turns::most_runs) run();
             }
         run();
     }
