@@ -87,8 +87,7 @@ TEST_CASE("the copy engine begins with the next rank, and has none of a rank's o
         block.peer = i % 4;
         blocks.push_back(block);
     }
-    uly::cuda_work work(
-        {.way = uly::copy_way::engine, .in_flight = 2, .rank = 2, .ranks = 4});
+    uly::cuda_work work({.way = uly::copy_way::engine, .in_flight = 2, .rank = 2, .ranks = 4});
     doubles::copies();
     doubles::waits();
     cuda_space::copy({.stream = stream.stream, .work = &work}, blocks, 0);
@@ -131,9 +130,9 @@ TEST_CASE("the copy engine takes merged axes, rows and planes by one call") {
     // Tokens of a packed tensor, a part of its heads: rows of one call, batches joined to them.
     CHECK(calls_of({2, 5, 3}, {240, 48, 16}, {960, 192, 16}, 16) == calls_of_engine{48, 10, 1, 1});
     // Token-major to head-major, one head: rows, and samples as planes.
-    CHECK(calls_of({2, 5, 1}, {960, 64, 0}, {400, 48, 0}, 16) == calls_of_engine{16, 5, 2, 1});
+    CHECK(calls_of({2, 5, 1}, {960, 64, 0}, {480, 48, 0}, 16) == calls_of_engine{16, 5, 2, 1});
     // Samples that are no whole number of pitches apart take a call each.
-    CHECK(calls_of({2, 5, 1}, {1000, 64, 0}, {400, 48, 0}, 16) == calls_of_engine{16, 5, 1, 2});
+    CHECK(calls_of({2, 5, 1}, {1000, 64, 0}, {480, 48, 0}, 16) == calls_of_engine{16, 5, 1, 2});
     // Heads that lie inside a token's row on one side take a call each.
     CHECK(calls_of({1, 50, 3}, {0, 64, 3200}, {0, 48, 16}, 16) == calls_of_engine{16, 50, 1, 3});
     // A row read again and again, and pitches beyond CUDA's.
@@ -316,9 +315,10 @@ TEST_CASE("cuda_space knows memory that its device does not reach") {
         return text_of_error(uly::errc::invalid_tensor,
                              [&] { cuda_space::expect_memory("kit", "x", first, last); });
     };
-    CHECK(contains(text_of(host.data(), host.data()),
-                   "ulysses: kit: x: an operand must be memory of the rank's device: the host's, which "
-                   "CUDA does not know, the rank is on device 0"));
+    CHECK(contains(
+        text_of(host.data(), host.data()),
+        "ulysses: kit: x: an operand must be memory of the rank's device: the host's, which "
+        "CUDA does not know, the rank is on device 0"));
     CHECK(contains(text_of(memory, memory + 1000), "the host's, which CUDA does not know"));
     REQUIRE(cudaSetDevice(1) == cudaSuccess);
     CHECK(contains(text_of(memory, memory), "memory of device 0, the rank is on device 1"));

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -40,10 +41,12 @@ struct recording {
     bool set = false;
     CUgraph_st* capture = nullptr;  // of the capture it was recorded in
     int stream = -1;
+    std::chrono::steady_clock::time_point when{};
 
     void complete() {
         {
             std::lock_guard const lock(mutex);
+            when = std::chrono::steady_clock::now();
             set = true;
         }
         changed.notify_all();
@@ -54,10 +57,14 @@ struct recording {
     }
 };
 
-std::atomic<int> streams_made{0}, dropped_stream{-1}, dropped_wait{-1}, slow_stream{-1};
+std::atomic<int> streams_made{0}, slow_stream{-1};
 std::atomic<std::chrono::microseconds> slowness{};
+std::mutex streams_mutex;
+std::set<CUstream_st*> streams;
 std::mutex seen_mutex;
 std::vector<doubles::wait> waits_seen;
+std::map<int, int> waits_of_stream;
+int dropped_stream = -1, waits_until_dropped = -1;
 std::vector<void const*> copies_seen;
 std::atomic<std::uint64_t> synchronised{0};
 std::atomic<int> allocations_left{-1};
@@ -80,11 +87,17 @@ struct CUevent_st {
 
 struct CUstream_st {
     int const number = streams_made++;
-    std::atomic<int> waits{0};
     CUgraph_st* capture = nullptr;  // used by the thread that captures
 
-    CUstream_st() : thread_([this] { run(); }) {}
+    CUstream_st() : thread_([this] { run(); }) {
+        std::lock_guard const lock(streams_mutex);
+        streams.insert(this);
+    }
     ~CUstream_st() {
+        {
+            std::lock_guard const lock(streams_mutex);
+            streams.erase(this);
+        }
         {
             std::lock_guard const lock(mutex_);
             ending_ = true;
@@ -198,19 +211,24 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
 }
 int number(cudaStream_t stream) { return stream_of(stream).number; }
 bool told_to_wait(cudaStream_t stream, int source) {
-    auto& on = stream_of(stream);
-    wait const seen{on.number, on.waits++, source};
+    auto const own = number(stream);
     std::lock_guard const lock(seen_mutex);
-    waits_seen.push_back(seen);
-    return seen.stream != dropped_stream || seen.number != dropped_wait;
+    waits_seen.push_back({own, waits_of_stream[own]++, source});
+    return own != dropped_stream || waits_until_dropped-- != 0;
 }
 std::vector<wait> waits() {
     std::lock_guard const lock(seen_mutex);
+    waits_of_stream.clear();
     return std::exchange(waits_seen, {});
 }
 void drop_wait(int stream, int number) {
+    std::lock_guard const lock(seen_mutex);
     dropped_stream = stream;
-    dropped_wait = number;
+    waits_until_dropped = number;
+}
+void finish() {
+    std::lock_guard const lock(streams_mutex);
+    for (auto* const each : streams) each->synchronise();
 }
 void slow_down(int stream, std::chrono::microseconds by) {
     slowness = by;
@@ -237,6 +255,7 @@ char const* cudaGetErrorName(cudaError_t error) {
         case cudaSuccess: return "cudaSuccess";
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
         case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
         case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
@@ -245,7 +264,20 @@ char const* cudaGetErrorName(cudaError_t error) {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
+    if (std::getenv("DOUBLES_WITHOUT_DEVICES") != nullptr) {
+        *count = 0;
+        return failed(cudaErrorNoDevice);
+    }
     *count = doubles::device_count;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+    *properties = {};
+    std::snprintf(properties->name, sizeof properties->name, "a double of the CUDA runtime");
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -442,6 +474,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
     *event = new CUevent_st;
+    return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begun, cudaEvent_t done) {
+    std::scoped_lock const lock(begun->mutex, done->mutex);
+    std::chrono::duration<float, std::milli> const taken = done->latest->when - begun->latest->when;
+    *milliseconds = taken.count();
     return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {

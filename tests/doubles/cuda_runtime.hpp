@@ -25,20 +25,26 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 /// Streams are numbered from 0 as they are created.
 int number(cudaStream_t stream);
 
-/// Each time that a stream is told to wait for another.
+/// A stream's being told to wait for another.
 struct wait {
-    int stream, number;  ///< the stream's how many-th, from 0
+    int stream, number;  ///< since the last call of `waits`, the stream's how many-th, from 0
     int source;          ///< the stream that is waited for
 };
 /// Those since the last call.
 std::vector<wait> waits();
-/// Makes one of them to be none; -1: all wait.
+/// Makes none of a stream's `number`th wait from here on, from 0; -1: all wait.
 void drop_wait(int stream, int number);
 /// For waits that are not made by an event: counts one, and says whether to wait.
 bool told_to_wait(cudaStream_t stream, int source);
 
+/// Waits for all streams.
+void finish();
+
 /// Makes each work of a stream begin so much later; -1: of none.
 void slow_down(int stream, std::chrono::microseconds by);
+
+/// Kernels launched since the start.
+int launches();
 
 /// Where the copy engines were told to write since the last call, in the order of the calls.
 std::vector<void const*> copies();

@@ -54,9 +54,9 @@ struct norm_rows;
 cudaError_t launch_epilogue(cudaStream_t stream, dtype type, rope_turns const& turns);
 cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& work);
 
-/// See cuda_flags.hpp.
+/// One half of a fence by flags; see cuda_flags.hpp.
 struct flag_fence;
-cudaError_t launch_flags(cudaStream_t stream, flag_fence const& fence);
+cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half);
 
 }  // namespace detail
 
@@ -89,11 +89,9 @@ class cuda_work {
         for (int i = 1; i < options_.ranks && remote > 0; ++i) {
             auto const peer = (options_.rank + i) % options_.ranks;
             for (auto const& block : blocks)
-                if (block.peer == peer)
-                    detail::engine_copy(lanes_.stream(next++ % lanes), block);
+                if (block.peer == peer) detail::engine_copy(lanes_.stream(next++ % lanes), block);
         }
-        if (!own_.empty())
-            detail::expect_cuda(detail::launch_copies(stream, own_), "copy kernel");
+        if (!own_.empty()) detail::expect_cuda(detail::launch_copies(stream, own_), "copy kernel");
         lanes_.join(stream, lanes);
     }
 
@@ -156,8 +154,7 @@ struct cuda_space {
     }
 
     static void copy(queue on, std::span<block_copy const> blocks, std::size_t) {
-        if (on.work != nullptr && on.work->by_engine())
-            return on.work->copy(on.stream, blocks);
+        if (on.work != nullptr && on.work->by_engine()) return on.work->copy(on.stream, blocks);
         detail::expect_cuda(detail::launch_copies(on.stream, blocks), "copy kernel");
     }
 
