@@ -17,10 +17,11 @@ class token_positions {
    public:
     using function = std::int64_t (*)(void const* orders, int rank, std::int64_t token);
 
-    /// `run`, where it is known: so many tokens from one on, it included, whose positions go on by a step.
+    /// `run_from`, where it is known: so many tokens from one on, it included, have positions that go on
+    /// by a step.
     constexpr token_positions(void const* orders, int rank, function position,
-                              function run = nullptr)
-        : orders_(orders), rank_(rank), position_(position), run_(run) {}
+                              function run_from = nullptr)
+        : orders_(orders), rank_(rank), position_(position), run_(run_from) {}
     std::int64_t operator()(std::int64_t token) const { return position_(orders_, rank_, token); }
     std::int64_t run(std::int64_t token) const {
         return run_ == nullptr ? 1 : run_(orders_, rank_, token);
