@@ -31,6 +31,23 @@ void run(int ranks, Body const& body, uly::cuda_peers::options const& given = {}
     cuda_test::run<host_ranks>(ranks, body, given);
 }
 
+/// Memory of an engine's own, which counts what is held and what ever was.
+struct counted_memory {
+    std::atomic<int> held{0}, taken{0};
+};
+counted_memory counted;
+uly::cuda_memory const own_memory{
+    &counted,
+    [](void* context, std::size_t bytes, cudaStream_t stream) -> void* {
+        auto& count = *static_cast<counted_memory*>(context);
+        ++count.held, ++count.taken;
+        return uly::cuda_space::allocate({.stream = stream}, bytes);
+    },
+    [](void* context, void* memory, std::size_t bytes, cudaStream_t stream) noexcept {
+        --static_cast<counted_memory*>(context)->held;
+        uly::cuda_space::deallocate({.stream = stream}, memory, bytes);
+    }};
+
 struct way {
     std::string_view name;
     uly::cuda_peers::options given;
@@ -38,7 +55,8 @@ struct way {
 way const ways[] = {
     {"kernel, events", {}},
     {"engine, flags", {.fence = fence_way::flags, .way = uly::copy_way::engine}},
-    {"engine, events", {.way = uly::copy_way::engine, .in_flight = 2}},
+    {"engine, events, own memory",
+     {.way = uly::copy_way::engine, .in_flight = 2, .memory = &own_memory}},
     {"kernel, flags, as processes", {.as_processes = true}},
 };
 
@@ -54,8 +72,8 @@ TEST_CASE("property: pipelines over cuda_peers have the bits of threads") {
         constexpr int sizes[] = {4, 2, 1, 2, 4};
         auto const ranks = sizes[seed % 5];
         CAPTURE(ranks);
-        auto const& [name, given] = ways[seed % 4];
-        CAPTURE(name);
+        auto const& how = ways[seed % 4];
+        CAPTURE(how.name);
         auto const drawn = draw_problem(seed, ranks);
         INFO(drawn.text());
         auto const expected = results_of_threads(ranks, drawn);
@@ -65,7 +83,7 @@ TEST_CASE("property: pipelines over cuda_peers have the bits of threads") {
             [&](ranks_type of) {
                 seen[static_cast<std::size_t>(of.rank())] = cuda_test::results_on_device(of, drawn);
             },
-            given);
+            how.given);
         CHECK(seen == expected);
     }
     CHECK(doubles::allocated_bytes() == before);
@@ -110,7 +128,9 @@ class repeated_layer {
           layer_(ranks, uly::sequence_local{}, {}, grouped),
           saved_(layer_.make_context()),
           host_(problem_of(1), step_, ranks.rank()),
-          device_(ranks.queue(), host_) {}
+          device_(ranks.queue(), host_) {
+        cudaStreamSynchronize(stream());  // the host's values are overwritten
+    }
 
     cudaStream_t stream() const { return ranks_.queue().stream; }
     void meet() const { ranks_.host().fence({}); }
@@ -192,8 +212,9 @@ bool contains(std::string const& text, std::string_view part) {
 }  // namespace
 
 TEST_CASE("a steady state neither waits for the device nor allocates, and copies by one launch") {
-    for (auto const& [name, given] : ways) {
-        CAPTURE(name);
+    for (auto const& how : ways) {
+        CAPTURE(how.name);
+        auto const& given = how.given;
         auto const by_kernel = given.way == uly::copy_way::kernel;
         auto const by_flags = given.as_processes || given.fence == fence_way::flags;
         run(
@@ -233,14 +254,14 @@ TEST_CASE("a stream that does not wait once is seen in the results" *
     };
     tested_way const tested[] = {
         {2, {.way = uly::copy_way::engine}}, {4, {}}, {2, {.fence = fence_way::flags}}};
-    for (auto const& [size, given] : tested) {
-        CAPTURE(size);
+    for (auto const& how : tested) {
+        CAPTURE(how.ranks);
         std::vector<doubles::wait> waits;
         constexpr int longest = 100;
         std::string missed;
         std::atomic<bool> differs{false};
         run(
-            size,
+            how.ranks,
             [&](ranks_type ranks) {
                 auto const first = ranks.rank() == 0;
                 repeated_layer layer(ranks);
@@ -280,7 +301,7 @@ TEST_CASE("a stream that does not wait once is seen in the results" *
                     }
                 }
             },
-            given);
+            how.given);
         MESSAGE(waits.size() << " waits");
         CHECK(waits.size() >= 8);
         CHECK(missed == "");
