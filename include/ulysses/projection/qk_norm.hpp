@@ -135,8 +135,8 @@ struct norm_rows {
 
 /// An epilogue of `dense` that normalises each head's row of q and of k by its root mean square and
 /// multiplies it by learned weights, `dense_weights::q_norm` and `k_norm`, the same for all heads:
-/// y = x / sqrt(mean(x^2) + epsilon) * weight. Sums are in `accumulator_t<T>`. Where it is used,
-/// backward projects q and k once more.
+/// y = x / sqrt(mean(x^2) + epsilon) * weight. Sums are in `accumulator_t<T>`; what each row
+/// adds to the weights' gradients is rounded to T. Where it is used, backward projects q and k once more.
 ///
 /// *Thread safety*: immutable. *Source*: Zhang and Sennrich, "Root Mean Square Layer Normalization"
 /// (2019); Henry et al., "Query-Key Normalization for Transformers" (2020).
