@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "../doubles/cuda_runtime.hpp"
+#include "../sanitizers.hpp"
 #include "../space/scenes.hpp"
 
 #include <ulysses/adapters/cuda.hpp>
@@ -35,7 +36,7 @@ struct stream_owner {
 };
 
 void check_copies(cuda_space::queue on, stream_owner const& stream) {
-    for (unsigned seed = 1; seed <= 60; ++seed) {
+    for (unsigned seed = 1; seed <= (TEST_UNDER_SANITIZER ? 12 : 60); ++seed) {
         CAPTURE(seed);
         std::mt19937 random{seed};
         auto const drawn = space_test::drawn_scene(random);
@@ -170,7 +171,7 @@ namespace {
 template <class To, class From>
 void check_sums(std::size_t most_sources) {
     stream_owner const stream;
-    for (unsigned seed = 1; seed <= 20; ++seed) {
+    for (unsigned seed = 1; seed <= (TEST_UNDER_SANITIZER ? 4 : 20); ++seed) {
         CAPTURE(seed);
         std::mt19937 random{seed};
         std::vector<From> values(200000);
