@@ -225,6 +225,8 @@ TEST_CASE("cuda_space adds with the bits of the host") {
     check_sums<uly::half, float>(3);
     check_sums<uly::bf16, uly::bf16>(40);
     check_sums<uly::bf16, float>(3);
+    check_sums<float, uly::half>(3);
+    check_sums<float, uly::bf16>(3);
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #include "cuda_runtime.hpp"
 
 #include <ulysses/adapters/cuda.hpp>
+#include <ulysses/adapters/cuda_epilogues.hpp>
 #include <ulysses/adapters/cuda_flags.hpp>
 #include <ulysses/adapters/cuda_launch.hpp>
 
@@ -35,6 +36,12 @@ cudaError_t launch_copies(cudaStream_t stream, std::span<block_copy const> block
 cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from,
                         std::span<block_sum const> sums) {
     return sums_by<loop_launcher>(stream, to, from, sums);
+}
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, rope_turns const& turns) {
+    return epilogue_by<loop_launcher>(stream, type, turns);
+}
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& work) {
+    return epilogue_by<loop_launcher>(stream, type, work);
 }
 cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half) {
     if (!half.waits) return loop_launcher::run(stream, 1, half);

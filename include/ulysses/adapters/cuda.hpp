@@ -48,6 +48,12 @@ cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from, std::span<blo
 
 inline constexpr std::size_t largest_device_sum = 768;
 
+/// Epilogues of `dense`; see projection/rope.hpp and projection/qk_norm.hpp.
+struct rope_turns;
+struct norm_rows;
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, rope_turns const& turns);
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& work);
+
 /// One half of a fence by flags; see cuda_flags.hpp.
 struct flag_fence;
 cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half);
@@ -174,7 +180,8 @@ struct cuda_space {
 
     /// *Throws* `unsupported` for more sources than a launch holds.
     template <element To, element From>
-        requires(dtype_of<From> == dtype_of<To> || std::same_as<From, accumulator_t<To>>)
+        requires(dtype_of<From> == dtype_of<To> || std::same_as<From, accumulator_t<To>> ||
+                 std::same_as<To, accumulator_t<From>>)
     static void add(queue on, std::span<block_sum const> sums) {
         for (auto const& sum : sums)
             if (sum.from.size() > detail::largest_device_sum)
@@ -183,6 +190,12 @@ struct cuda_space {
                       " sources, at most ", detail::largest_device_sum);
         detail::expect_cuda(detail::launch_sums(on.stream, dtype_of<To>, dtype_of<From>, sums),
                             "sum kernel");
+    }
+
+    /// What an epilogue of `dense` does to rows of elements of a type.
+    template <class Work>
+    static void run(queue on, dtype type, Work const& work) {
+        detail::expect_cuda(detail::launch_epilogue(on.stream, type, work), "epilogue kernel");
     }
 };
 
