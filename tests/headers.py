@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""usage: headers.py INCLUDE_DIRECTORY [SDK_INCLUDE_DIRECTORY]
+"""usage: headers.py INCLUDE_DIRECTORY [KIT_INCLUDE_DIRECTORY]...
 
 Each header compiles alone and without a warning, and knows the name of the inline namespace where it opens
 the library's. Four translation units that include all of them link to one program, tests/odr: two in
@@ -64,8 +64,8 @@ def link(compilers, flags, headers):
         return None if done.returncode == 7 else f"the program ends with {done.returncode}\n{done.stdout}{done.stderr}"
 
 
-def main(include, kit_include=""):
-    flags = [f"-I{include}"] + ([f"-isystem{kit_include}"] if kit_include else [])
+def main(include, *kit_includes):
+    flags = [f"-I{include}"] + [f"-isystem{kit}" for kit in kit_includes if kit]
     root = pathlib.Path(include)
     headers = sorted(str(path.relative_to(root)) for path in root.rglob("*.hpp"))
     count = tally.tally()

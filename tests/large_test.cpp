@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "available_memory.hpp"
+
 #include <ulysses/comm/threads.hpp>
 #include <ulysses/exchange/exchange.hpp>
 #include <ulysses/space/host.hpp>
@@ -7,9 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <memory>
-#include <string>
 #include <vector>
 
 /// More than 2^31 elements, and messages of more than 2^31 bytes, in one exchange, there and back (case
@@ -32,17 +32,6 @@ std::uint16_t code(int64_t token, int64_t head, int64_t d) {
     auto const word =
         static_cast<std::uint64_t>((token * layer.heads + head) * 0x9e3779b1 + d * 40503);
     return static_cast<std::uint16_t>(word ^ (word >> 16) ^ (word >> 32));
-}
-
-std::int64_t available_bytes() {
-    std::ifstream file("/proc/meminfo");
-    for (std::string name; file >> name;)
-        if (name == "MemAvailable:") {
-            std::int64_t kibibytes = 0;
-            file >> kibibytes;
-            return kibibytes * 1024;
-        }
-    return 0;
 }
 
 std::atomic<int64_t> wrong{0};

@@ -17,7 +17,7 @@ import tempfile
 import tally
 
 OPTIONS = ("--ranks --heads --kv-heads --layers --width --tokens --batch --steps --dtype --attention --seed "
-           "--learning-rate --sample --tolerance --trace --save --help").split()
+           "--learning-rate --sample --tolerance --trace --losses --save --help").split()
 
 
 def small(text, *options):
@@ -44,6 +44,8 @@ def cases(text, folder):
         ("trace file", small(text, "--trace", folder / "none" / "trace.json"), 2, [
             "cannot write the trace file", "trace.json", "No such file"]),
         ("trace into a folder", small(text, "--trace", folder), 2, ["cannot write the trace file", str(folder)]),
+        ("losses file", small(text, "--losses", folder / "none" / "losses"), 2, [
+            "cannot write the losses file", "losses", "No such file"]),
         ("model file", small(text, "--save", folder / "none" / "model"), 2, [
             "cannot write the model file", "model", "No such file"]),
         ("kv heads", [text, "--heads", "6", "--kv-heads", "4"], 2, ["--kv-heads must divide", "heads 6", "kv-heads 4"]),
@@ -82,6 +84,9 @@ def given_to_program(folder, arguments):
     """What examples/run gives to the program, after its own words; tools and program are stood in for."""
     root = pathlib.Path(folder, "root")
     for script, body in [("tools/setup", ""), ("tools/build", ""), ("tools/openblas_core", ""),
+                         ("tools/mpis", 'echo "one $(dirname "$0")/mpiexec --many"; echo "other none"'),
+                         ("tools/mpiexec", '[ "$1 $2 $3" = "--many -n 2" ] && shift 3 && exec "$@"'),
+                         ("build/examples/train_lm_one", 'printf "over MPI <%s>" "$@"'),
                          ("build/examples/train_lm", 'printf "<%s>" "$@"'),
                          ("build/examples/generate", 'printf "<%s>" "$@"')]:
         path = root / script
@@ -106,6 +111,8 @@ ORDERS = [
     ("t.txt --steps", "<t.txt><--steps>"),
     ("--tokens -5 t.txt", "<t.txt><--tokens><-5>"),
     ("--steps 5 --generate t.txt", "root/build/trained_model><--temperature><0.6>"),
+    ("--steps 5 --mpi 2 t.txt", "over MPI <t.txt>over MPI <--steps>over MPI <5>"),
+    ("t.txt --mpi 2 --generate", "root/build/trained_model><--temperature><0.6>"),
     ("--steps 5 --help", "<--help>"),
     ("-h", "<--help>"),
     ("--steps 5", "own_text.txt><--steps><5>"),

@@ -114,7 +114,7 @@ class generator {
     }
 
     ulysses::threads::communicator ranks_;
-    model<T, Attention> model_;
+    model<T, Attention, ulysses::threads::communicator> model_;
     weights<T> weights_;
     ulysses::sequence step_;
 };

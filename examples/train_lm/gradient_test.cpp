@@ -30,7 +30,8 @@ double largest_error(ulysses::threads::communicator ranks) {
     lm::batch batch;
     batch.take(step, ranks.rank(), source, starts);
 
-    lm::model<double, ulysses::blocked_attention<lm::gemm>> model(ranks, shape, {});
+    lm::model<double, ulysses::blocked_attention<lm::gemm>, ulysses::threads::communicator> model(
+        ranks, shape, {});
     auto const loss = [&] {
         auto sum = lm::cross_entropy(model.infer(step, w, batch.bytes), batch.targets);
         ranks.all_reduce(std::span<double>(&sum, 1), ulysses::reduction::sum);

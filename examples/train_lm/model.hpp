@@ -19,11 +19,12 @@ namespace lm {
 
 /// A causal decoder over a sequence whose tokens are spread over the ranks: norms, projections and
 /// MLPs are local to a rank's tokens, attention is the pipeline's. All layers have one shape, so
-/// they share one pipeline; each has a context of its own, which keeps what its backward needs.
-template <class T, class Attention>
+/// they share one pipeline; each has a context of its own, which keeps what its backward needs. The
+/// ranks are those of any communicator that can reduce.
+template <class T, class Attention, class Ranks>
 class model {
    public:
-    using ranks_type = ulysses::threads::communicator;
+    using ranks_type = Ranks;
 
     /// `recorder`, if any, is told what attention does in each layer. Caches need whole heads.
     model(ranks_type ranks, model_shape const& shape, Attention attention,

@@ -24,12 +24,14 @@ struct options {
     double learning_rate = 3e-3;
     std::int64_t sample = 320;
     std::optional<double> tolerance;
-    std::string trace;  ///< file to write; empty: none
-    std::string save;   ///< likewise
+    std::string trace;   ///< file to write; empty: none
+    std::string save;    ///< likewise
+    std::string losses;  ///< likewise
 };
 
+/// Of a program whose ranks are its `processes`, or, when that is 0, threads in any number.
 /// *Returns* nothing when the user only asked for help, which is then printed.
 /// *Throws* `bad_input`.
-std::optional<options> parse(int argc, char** argv);
+std::optional<options> parse(int argc, char** argv, int processes = 0);
 
 }  // namespace lm

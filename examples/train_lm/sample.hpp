@@ -50,9 +50,9 @@ class sampler {
 };
 
 /// The logits of the step's last token, on every rank, from the rank that holds it.
-template <class T>
-std::array<T, vocabulary> last_logits(ulysses::threads::communicator const& ranks,
-                                      ulysses::sequence const& step, tensor<T> const& logits) {
+template <class Ranks, class T>
+std::array<T, vocabulary> last_logits(Ranks const& ranks, ulysses::sequence const& step,
+                                      tensor<T> const& logits) {
     std::array<T, vocabulary> last{};
     for (std::int64_t i = 0; i < logits.rows(); ++i)
         if (step.queries().position(ranks.rank(), i) == step.queries().total() - 1)
@@ -73,8 +73,8 @@ inline std::vector<std::uint8_t> own_bytes(ulysses::sequence const& step, int ra
 
 /// Lets the model continue `prompt` by `count` bytes. Every step runs the text so far, at most
 /// `tokens` bytes of it, spread over the ranks; every rank returns the same text.
-template <class T, class Attention>
-std::string continued(model<T, Attention>& model, weights<T> const& w, std::string text,
+template <class T, class Attention, class Ranks>
+std::string continued(model<T, Attention, Ranks>& model, weights<T> const& w, std::string text,
                       std::int64_t tokens, std::int64_t count, sampler choose) {
     auto const& ranks = model.attention().ranks();
     for (std::int64_t n = 0; n < count; ++n) {

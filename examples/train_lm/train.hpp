@@ -39,13 +39,11 @@ struct run_report {
 };
 
 /// One rank's part of a run.
-template <class T, class Attention>
+template <class T, class Attention, class Ranks>
 class trainer {
    public:
-    using ranks_type = ulysses::threads::communicator;
-
     /// `recorder`, if any, is paused; it records the last steps.
-    trainer(ranks_type ranks, options const& given, text const& source,
+    trainer(Ranks ranks, options const& given, text const& source,
             ulysses::trace_recorder* recorder)
         : ranks_(ranks),
           given_(given),
@@ -162,34 +160,28 @@ class trainer {
         return value;
     }
 
-    ranks_type ranks_;
+    Ranks ranks_;
     options const& given_;
     text const& source_;
     ulysses::trace_recorder* recorder_;
     ulysses::trace_observer input_;
-    model<T, Attention> model_;
+    model<T, Attention, Ranks> model_;
     weights<T> weights_, gradients_;
     adamw<T> optimizer_;
     ulysses::sequence step_;
     batch batch_;
 };
 
-/// Trains with `ranks` ranks, each a thread of this process. The last run writes the sample, and its
-/// parameters to `saved`, if any. `trace`, if any, records this run.
-template <class T, class Attention>
-run_report train(int ranks, options const& given, text const& source, bool last, trace_file* trace,
-                 model_file* saved) {
-    run_report report;
-    if (trace != nullptr) trace->prepare(ranks, given);
-    ulysses::threads::run(ranks, [&](ulysses::threads::communicator handle) {
-        trainer<T, Attention> mine(handle, given, source,
-                                   trace != nullptr ? &trace->of(handle.rank()) : nullptr);
-        progress bar(handle.rank() == 0, ranks);
-        auto seen = mine.run(bar);
-        if (last) mine.write_sample(seen);
-        if (last && handle.rank() == 0 && saved != nullptr) saved->write(mine.trained());
-        if (handle.rank() == 0) report = std::move(seen);
-    });
+/// What one rank of a run does, whatever the ranks are. The last run writes the sample, and its rank 0
+/// the parameters to `saved`, if any.
+template <class T, class Attention, class Ranks>
+run_report train(Ranks ranks, options const& given, text const& source, bool last,
+                 ulysses::trace_recorder* recorder, model_file* saved) {
+    trainer<T, Attention, Ranks> mine(ranks, given, source, recorder);
+    progress bar(ranks.rank() == 0, ranks.size());
+    auto report = mine.run(bar);
+    if (last) mine.write_sample(report);
+    if (last && ranks.rank() == 0 && saved != nullptr) saved->write(mine.trained());
     return report;
 }
 

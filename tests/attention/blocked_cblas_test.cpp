@@ -3,7 +3,7 @@
 #include <ulysses/adapters/cblas.hpp>
 #include <ulysses/attention/blocked.hpp>
 
-#include "../conformance/attention.hpp"
+#include "options.hpp"
 
 #include <doctest/doctest.h>
 
@@ -15,7 +15,7 @@ static_assert(cblas_attention::row_multiple() == cblas_attention::tile_rows);
 
 TEST_CASE_TEMPLATE("blocked_attention over cblas is an attention functor", T, float, double,
                    ulysses::bf16, ulysses::half) {
-    conformance::check_attention<T>(cblas_attention{});
+    conformance::check_attention<T>(cblas_attention{}, attention_test::options_for<T>());
 }
 
 TEST_CASE("blocked_attention over cblas: a row's bits do not depend on cuts off the grid either") {

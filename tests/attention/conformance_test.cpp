@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "../conformance/attention.hpp"
+#include "options.hpp"
 
 #include <ulysses/attention/blocked.hpp>
 #include <ulysses/attention/reference.hpp>
@@ -21,7 +21,7 @@ TEST_CASE_TEMPLATE("reference_attention is an attention functor", T, double, flo
 
 TEST_CASE_TEMPLATE("blocked_attention over builtin_gemm is an attention functor", T, float, double,
                    ulysses::bf16, ulysses::half) {
-    check_attention<T>(builtin_attention{});
+    check_attention<T>(builtin_attention{}, options_for<T>());
 }
 
 // The kit finds what it is for ----------------------------------------------------------------------

@@ -10,36 +10,49 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace uly = ulysses;
 using conformance::check_communicator;
 
+namespace {
+
+using correct = uly::threads::communicator;
+using body_of_rank = std::function<void(correct const&)>;
+/// As `check_communicator` takes it, but with one type of body: the compiler sees each rule once.
+using ranks_maker = std::function<void(int, body_of_rank const&)>;
+
+/// `threads::run`, compiled once for all bodies.
+void run(int ranks, body_of_rank const& body, uly::threads::options const& given = {}) {
+    uly::threads::run(ranks, body, given);
+}
+
+void run_alone(int ranks, body_of_rank const& body) { run(ranks, body); }
+
+}  // namespace
+
 TEST_CASE("serial is a communicator") {
     check_communicator([](int, auto const& body) { body(uly::serial{}); }, {1});
 }
 
-TEST_CASE("threads::communicator is a communicator") {
-    check_communicator([](int ranks, auto const& body) { uly::threads::run(ranks, body); });
-}
+TEST_CASE("threads::communicator is a communicator") { check_communicator(ranks_maker(run_alone)); }
 
 TEST_CASE("threads::communicator is one where ranks reach no other, or some") {
     for (int const on_a_host : {1, 2})
-        check_communicator([&](int ranks, auto const& body) {
+        check_communicator(ranks_maker([&](int ranks, body_of_rank const& body) {
             uly::threads::options settings;
             for (int r = 0; r < ranks; ++r) settings.hosts.push_back(r / on_a_host);
-            uly::threads::run(ranks, body, settings);
-        });
+            run(ranks, body, settings);
+        }));
 }
 
 namespace {
 
 /// Groups that a silent rank breaks after `deadline`.
-auto ranks_of(std::chrono::milliseconds deadline) {
-    return [=](int ranks, auto const& body) {
-        uly::threads::run(ranks, body, {.deadline = deadline});
-    };
+ranks_maker ranks_of(std::chrono::milliseconds deadline) {
+    return [=](int ranks, body_of_rank const& body) { run(ranks, body, {.deadline = deadline}); };
 }
 
 }  // namespace
@@ -61,7 +74,7 @@ TEST_CASE("conformance: a silent rank that is not timed out is missed") {
 }
 
 TEST_CASE("threads::communicator is one in threads of an engine's own") {
-    check_communicator([](int ranks, auto const& body) {
+    check_communicator(ranks_maker([](int ranks, body_of_rank const& body) {
         uly::threads::group const owner(ranks);
         std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
         {
@@ -79,14 +92,12 @@ TEST_CASE("threads::communicator is one in threads of an engine's own") {
         }
         for (auto const& each : thrown)
             if (each) std::rethrow_exception(each);
-    });
+    }));
 }
 
 TEST_CASE("a wrapped communicator is one") {
     check_communicator([](int ranks, auto const& body) {
-        uly::threads::run(ranks, [&](uly::threads::communicator handle) {
-            body(faults::faulty<uly::threads::communicator>(handle));
-        });
+        run(ranks, [&](correct const& handle) { body(faults::faulty<correct>(handle)); });
     });
     check_communicator(
         [](int, auto const& body) { body(faults::faulty<uly::serial>(uly::serial{})); }, {1});
@@ -95,8 +106,6 @@ TEST_CASE("a wrapped communicator is one") {
 // The kit finds what it is for ----------------------------------------------------------------------
 
 namespace {
-
-using correct = uly::threads::communicator;
 
 /// A communicator that is right but for what a derived one spoils.
 struct spoilt : correct {
@@ -275,7 +284,7 @@ std::string broken_by() {
     try {
         check_communicator(
             [](int ranks, auto const& body) {
-                uly::threads::run(ranks, [&](correct const& handle) { body(Spoilt(handle)); });
+                run(ranks, [&](correct const& handle) { body(Spoilt(handle)); });
             },
             {3});
     } catch (std::exception const& e) {

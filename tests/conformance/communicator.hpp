@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/communicator.hpp>
+#include <ulysses/core/progress.hpp>
 
 #include <algorithm>
 #include <array>
@@ -432,6 +433,44 @@ void check_one_way_messages(Comm const& ranks) {
     ranks.fence({});
 }
 
+/// Messages arrive by `progress` alone, before anybody waits for them.
+template <class Comm>
+void check_progress(Comm const& ranks) {
+    auto const me = ranks.rank(), size = ranks.size();
+    constexpr std::size_t bytes = std::size_t{1} << 20;  // more than is sent at once
+    auto const mine = pattern(me, bytes);
+    std::vector<std::vector<std::byte>> received(at(size), std::vector<std::byte>(bytes));
+    std::vector<std::byte> last(at(size));
+    std::vector<uly::outgoing> out;
+    std::vector<uly::incoming> in;
+    for (int r = 0; r < size; ++r) {
+        if (r == me) continue;
+        out.push_back({r, mine});
+        in.push_back({r, received[at(r)]});
+        last[at(r)] = pattern(r, bytes).back();
+        received[at(r)].back() = ~last[at(r)];
+    }
+    auto ticket = ranks.start(out, in);
+    auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    auto const is_there = [&](int r) {
+        auto const& there = const_cast<std::byte const volatile&>(received[at(r)].back());
+        return r == me || there == last[at(r)];
+    };
+    for (int r = 0; r < size; ++r)
+        while (!is_there(r) && std::chrono::steady_clock::now() < until) {
+            ranks.progress();
+            std::this_thread::yield();
+        }
+    for (int r = 0; r < size; ++r)
+        expect(is_there(r), "progress moves messages that have been started",
+               uly::concat("nothing from rank ", r, " after 60 seconds"));
+    // Those of ranks that have seen theirs are still to be sent: they move in `wait`.
+    ranks.wait(std::move(ticket));
+    for (int r = 0; r < size; ++r)
+        expect(r == me || received[at(r)] == pattern(r, bytes), "a message arrives as it was sent",
+               uly::concat("from rank ", r, ", by progress"));
+}
+
 /// Collective calls in random order with random delays: what one call shows, the next may not spoil.
 template <class Comm>
 void check_sequence_of_calls(Comm const& ranks) {
@@ -687,6 +726,7 @@ void check_communicator(MakeRanks const& make_ranks,
                 for (std::size_t const bytes : {std::size_t{0}, std::size_t{1}, std::size_t{65537}})
                     detail::check_messages(ranks, bytes, 3);
                 detail::check_one_way_messages(ranks);
+                if constexpr (uly::progresses<Comm>) detail::check_progress(ranks);
             }
         });
         make_ranks(size, [](auto const& ranks) { detail::check_sequence_of_calls(ranks); });

@@ -470,9 +470,12 @@ TEST_CASE("chunks: 8 take at most 0.15 of one's workspace, as reported and as al
                 return pipeline.workspace_bytes(turned(16384));
             };
             CHECK(ratio(reported) <= 0.15);
-            if (policy == uly::keep::local)
-                CHECK(ratio([](uly::shape const& with) { return allocated<float>(with, 2048); }) <=
-                      0.15);
+            // Calls over one rank, long ones: nothing for the thread sanitizer.
+            constexpr int64_t tokens = TEST_UNDER_SANITIZER ? 1024 : 2048;
+            if (policy == uly::keep::local && !TEST_UNDER_THREAD_SANITIZER)
+                CHECK(ratio([](uly::shape const& with) {
+                          return allocated<float>(with, tokens);
+                      }) <= 0.15);
         }
 }
 

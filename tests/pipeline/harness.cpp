@@ -5,6 +5,9 @@
 
 namespace pipeline_test {
 
+template void compute_rank<ulysses::threads::communicator, builtin_attention, double>(
+    ulysses::threads::communicator const&, problem<double> const&, ulysses::sequence const&,
+    builtin_attention const&, results<double>&);
 template results<float> compute<builtin_attention, float>(problem<float> const&, orders const&,
                                                           orders const&, builtin_attention const&,
                                                           reach);

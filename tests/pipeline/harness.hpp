@@ -342,6 +342,9 @@ results<T> compute_alone(problem<T> const& p) {
 }
 
 // Instantiated once, in harness.cpp.
+extern template void compute_rank<ulysses::threads::communicator, builtin_attention, double>(
+    ulysses::threads::communicator const&, problem<double> const&, ulysses::sequence const&,
+    builtin_attention const&, results<double>&);
 extern template results<float> compute<builtin_attention, float>(problem<float> const&,
                                                                  orders const&, orders const&,
                                                                  builtin_attention const&, reach);

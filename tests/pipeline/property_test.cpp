@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "harness.hpp"
+#include "draws.hpp"
 
 #include <doctest/doctest.h>
 
@@ -69,60 +69,17 @@ void compare_with_one_rank(problem<T> const& p, results<double> const& exact,
     }
 }
 
-int64_t random_length(std::mt19937_64& random) {
-    constexpr int64_t edges[] = {1, 2, 3, 255, 256, 257, 300};
-    // The fp64 reference is quadratic and slow: most sequences are short.
-    switch (below(random, 8)) {
-        case 0: return edges[below(random, 7)];
-        case 1: return 1 + below(random, 300);
-        default: return 1 + below(random, 64);
-    }
-}
-
-/// In a third of the problems documents, padding, or queries that stand elsewhere.
-void random_packing(std::mt19937_64& random, problem<float>& p) {
-    if (below(random, 3) != 0) return;
-    if (below(random, 2) == 0)
-        for (int64_t b = 0; b < p.batch; ++b) p.lengths.push_back(below(random, p.keys + 1));
-    if (below(random, 3) == 0)
-        for (int64_t b = 0; b < p.batch; ++b)
-            p.positions.push_back(below(random, p.keys + p.tokens) - p.tokens);
-    if (p.tokens == p.keys || !p.positions.empty())
-        for (int64_t first = below(random, p.keys); first <= p.batch * p.keys;
-             first += 1 + below(random, p.keys))
-            p.documents.push_back(first);
-}
-
 }  // namespace
 
 TEST_CASE("property: o, lse and dq have the bits of one rank at any number of ranks") {
-    constexpr std::uint64_t first_seed = 1, shapes = 210;
+    // Where all ranks reach each other, the other ways of moving bytes are compared as well.
+    constexpr std::uint64_t first_seed = 1;
+    std::uint64_t const shapes = TEST_UNDER_SANITIZER || reach_under_test() != reach::all ? 70 : 210;
     MESSAGE("seeds " << first_seed << " .. " << first_seed + shapes - 1);
     for (auto seed = first_seed; seed < first_seed + shapes; ++seed) {
         CAPTURE(seed);
         std::mt19937_64 random{seed};
-        auto const heads = 1 + below(random, 12);
-        std::vector<int64_t> divisors;
-        for (int64_t d = 1; d <= heads; ++d)
-            if (heads % d == 0) divisors.push_back(d);
-        ulysses::shape layer{.heads = heads,
-                             .kv_heads = divisors[static_cast<std::size_t>(
-                                 below(random, static_cast<int64_t>(divisors.size())))],
-                             .head_dim = 1 + below(random, 20),
-                             .value_dim = 1 + below(random, 20),
-                             .mask = below(random, 3) == 0 ? ulysses::mask::full
-                                                           : ulysses::mask::causal,
-                             .assignment = below(random, 8) == 0 ? ulysses::assignment::whole_heads
-                                                                 : ulysses::assignment::balanced};
-        auto const tokens = random_length(random);
-        auto const batch = 1 + below(random, tokens > 128 ? 1 : 3);
-        auto const cross = layer.mask == ulysses::mask::full && below(random, 2) == 0;
-        auto const keys = cross ? random_length(random) : tokens;
-        if (below(random, 3) == 0)
-            layer.window = {below(random, 3) == 0 ? -1 : below(random, keys),
-                            below(random, 3) == 0 ? -1 : below(random, keys)};
-        auto p = make_problem<float>(seed, layer, batch, tokens, keys);
-        random_packing(random, p);
+        auto const p = random_problem(seed, random);
         INFO(p.text());
         auto const exact = compute_alone<ulysses::reference_attention>(converted<double>(p));
         // 2, 3, 4 and 8 always; 1 as a group of one thread, 5, 6 and 7 in turn.

@@ -208,6 +208,7 @@ class blocked_attention {
         if (rule.sink)
             for (std::int64_t i = 0; i < tile.rows(); ++i) space.sums[i * lanes<A>] = A(1);
         detail::for_each_key_tile(grid, tile, [&](std::int64_t key, std::int64_t end) {
+            call.progress();
             auto const from = first_key(tile, key);
             auto const keys = detail::tile_operand<A>(k, b, g, call.key_begin, from, end, space.k);
             auto const values =
@@ -339,6 +340,7 @@ class blocked_attention {
         auto const dv_head = views.dv.slice(0, b, 1).slice_heads(g, 1);
         std::fill_n(space.dq, tile.rows() * q.dim(), A(0));
         detail::for_each_key_tile(grid, tile, [&](std::int64_t key, std::int64_t end) {
+            call.progress();
             auto const from = first_key(tile, key);
             auto const keys =
                 detail::tile_operand<A>(views.k, b, g, call.key_begin, from, end, space.k);

@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/comm/collectives.hpp>
 #include <ulysses/comm/host_window.hpp>
 #include <ulysses/comm/thread_group.hpp>
 #include <ulysses/core/communicator.hpp>
@@ -14,7 +15,6 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace ulysses::inline ULYSSES_ABI::threads {
 
@@ -119,17 +119,8 @@ class communicator {
         requires std::is_arithmetic_v<T>
     void all_reduce(std::span<T> values, reduction op) const {
         exposure const until_read{state()};
-        // Equal sizes are not enough: ranks must mean the same operation on the same kind of number.
-        constexpr auto kind =
-            static_cast<int>(sizeof(T)) * 4 + std::is_floating_point_v<T> * 2 + std::is_signed_v<T>;
         publish(detail::collective::all_reduce, std::as_writable_bytes(values),
-                kind * 4 + static_cast<int>(op), {}, [](int argument) {
-                    constexpr std::string_view operations[] = {"sum", "min", "max"};
-                    return concat(operations[argument % 4], " of ", argument / 4 / 4, "-byte ",
-                                  argument / 8 % 2 != 0   ? "floating-point numbers"
-                                  : argument / 4 % 2 != 0 ? "signed integers"
-                                                          : "unsigned integers");
-                });
+                ulysses::detail::reduction_argument<T>(op));
         // Rank r reduces the r-th chunk of every rank into its own; then all copy the chunks.
         auto const ranks = static_cast<std::size_t>(size_);
         auto const chunk = [&](std::size_t r) { return values.size() * r / ranks; };
@@ -138,7 +129,7 @@ class communicator {
             for (auto i = chunk(me); i < chunk(me + 1); ++i) {
                 T result = data_of<T>(0)[i];
                 for (int r = 1; r < size_; ++r)
-                    result = detail::combined(op, result, data_of<T>(r)[i]);
+                    result = ulysses::detail::combined(op, result, data_of<T>(r)[i]);
                 values[i] = result;
             }
         });
@@ -154,11 +145,7 @@ class communicator {
     /// A rank that cannot take part brings a `status` that says why: every rank throws it.
     void all_gather(std::span<std::byte const> part, std::span<std::byte> all,
                     fence_status status = {}) const {
-        if (status.code == errc::none &&
-            all.size() != part.size() * static_cast<std::size_t>(size_))
-            status.fail(errc::invalid_call,
-                        concat("ulysses: all_gather: all must hold one part for each rank: ",
-                               all.size(), " bytes for ", size_, " parts of ", part.size()));
+        ulysses::detail::check_parts(status, part.size(), all.size(), size_);
         exposure const until_read{state()};
         publish(detail::collective::all_gather, {const_cast<std::byte*>(part.data()), part.size()},
                 0, status);
@@ -171,9 +158,7 @@ class communicator {
 
     void broadcast(std::span<std::byte> data, int root) const {
         fence_status status;
-        if (root < 0 || root >= size_)
-            status.fail(errc::invalid_call, concat("ulysses: broadcast: root must be a rank: root ",
-                                                   root, " of ", size_, " ranks"));
+        ulysses::detail::check_root(status, root, size_);
         exposure const until_read{state()};
         publish(detail::collective::broadcast, data, root, status);
         read([&] {
@@ -185,8 +170,8 @@ class communicator {
     communicator split(int color, int key) const {
         auto& slot = mine();
         fence_status status;
-        std::vector<std::pair<int, int>> members;  // key, old rank
-        guarded(status, [&] { members.reserve(static_cast<std::size_t>(size_)); });
+        ulysses::detail::split_members members;
+        guarded(status, [&] { members.reserve(size_); });
         auto& mine_now = next_offer(detail::collective::split);
         mine_now.argument = color;
         mine_now.key = key;
@@ -194,23 +179,21 @@ class communicator {
         meet();
         throw_offered();
         unless_shown const refused{slot};
-        for (int r = 0; r < size_; ++r)
-            if (shown(r).argument == color) members.emplace_back(shown(r).key, r);
-        std::sort(members.begin(), members.end());
-        auto const leader = members.front().second;
+        members.list(size_, color, all_shown{*this});
+        auto const leader = members.old_rank(0);
         if (rank_ == leader)
             guarded(status, [&] {
                 auto settings = group_->settings;
                 if (!settings.hosts.empty()) {
                     settings.hosts.clear();
-                    for (auto const& [order, old_rank] : members)
+                    for (int r = 0; r < members.size(); ++r)
                         settings.hosts.push_back(
-                            group_->settings.hosts[static_cast<std::size_t>(old_rank)]);
+                            group_->settings.hosts[static_cast<std::size_t>(members.old_rank(r))]);
                 }
-                slot.child = std::make_shared<detail::group_state>(static_cast<int>(members.size()),
-                                                                   settings);
-                for (std::size_t i = 0; i < members.size(); ++i)
-                    slot.child->slots[i].make_part = at(members[i].second).make_part;
+                slot.child = std::make_shared<detail::group_state>(members.size(), settings);
+                for (int r = 0; r < members.size(); ++r)
+                    slot.child->slots[static_cast<std::size_t>(r)].make_part =
+                        at(members.old_rank(r)).make_part;
                 slot.child->descend_from(group_, members);
             });
         set_status(next_offer(detail::collective::split), status);
@@ -220,8 +203,7 @@ class communicator {
         auto child = at(leader).child;
         wait();
         slot.child.reset();
-        auto const place = std::find(members.begin(), members.end(), std::pair{key, rank_});
-        return {std::move(child), static_cast<int>(place - members.begin())};
+        return {std::move(child), members.new_rank(rank_)};
     }
 
     /// Leaves the group: every other rank's waiting or next collective call throws `peer_failed`
@@ -229,9 +211,7 @@ class communicator {
     /// threads; `run` does it by itself.
     void leave(std::string_view text) const {
         exposure const until_read{state()};
-        state().fail(errc::peer_failed,
-                     concat("ulysses: fence: a rank left the group: rank ", rank_, ": ", text),
-                     rank_);
+        state().fail(errc::peer_failed, ulysses::detail::left_text(rank_, text), rank_);
     }
 
     /// This rank makes no further collective call on the group, nor on those split from it: a rank that
@@ -305,9 +285,13 @@ class communicator {
 
     /// What `rank` offered to the call that every rank is in.
     offer const& shown(int rank) const { return at(rank).offers[mine().parity]; }
+    struct all_shown {
+        communicator const& own;
+        offer const& operator()(int rank) const { return own.shown(rank); }
+    };
     template <class T>
     T const* data_of(int rank) const {
-        return reinterpret_cast<T const*>(shown(rank).data.data());
+        return reinterpret_cast<T const*>(shown(rank).data);
     }
 
     /// Waits for the offers of all, whose counts of calls become one; every rank throws alike when
@@ -315,13 +299,7 @@ class communicator {
     void meet() const {
         wait();
         for (int r = 0; r < size_; ++r) mine().calls = std::max(mine().calls, shown(r).calls);
-        for (int r = 1; r < size_; ++r)
-            if (shown(r).call != shown(0).call)
-                throw_error(errc::disagreement,
-                            concat("ulysses: fence: ranks must make the same calls in the same "
-                                   "order, with the same shapes: rank 0 is in ",
-                                   name(shown(0).call), ", rank ", r, " in ", name(shown(r).call)),
-                            r);
+        ulysses::detail::expect_same_collective(size_, all_shown{*this});
     }
 
     /// The status with an offer; its text only where it has one, for it is long.
@@ -331,41 +309,20 @@ class communicator {
     }
 
     /// Throws, on every rank alike, what the lowest failing rank offered to the call.
-    void throw_offered() const {
-        for (int r = 0; r < size_; ++r)
-            if (auto const& theirs = shown(r).status; theirs.code != errc::none)
-                throw_error(theirs.code, concat(theirs.text, " (rank ", r, ")"), r);
-    }
+    void throw_offered() const { ulysses::detail::throw_offered(size_, all_shown{*this}); }
 
     /// Shows `data` to the group; every rank throws alike when one of them failed, or when sizes or
     /// arguments differ.
     void publish(detail::collective call, std::span<std::byte> data, int argument = 0,
-                 fence_status const& status = {}, std::string (*text_of)(int) = nullptr) const {
+                 fence_status const& status = {}) const {
         auto& mine_now = next_offer(call);
-        mine_now.data = data;
+        mine_now.data = data.data();
+        mine_now.bytes = data.size();
         mine_now.argument = argument;
         set_status(mine_now, status);
         meet();
         throw_offered();
-        auto const& first = shown(0);
-        auto const differ = [&](std::string_view rule, auto const& of_first, int r,
-                                auto const& other) {
-            throw_error(errc::disagreement,
-                        concat("ulysses: ", name(call), ": ", rule, ": rank 0 passes ", of_first,
-                               ", rank ", r, " ", other),
-                        r);
-        };
-        for (int r = 1; r < size_; ++r) {
-            auto const& theirs = shown(r);
-            if (theirs.data.size() != first.data.size())
-                differ("every rank must pass as many bytes", first.data.size(), r,
-                       theirs.data.size());
-            if (theirs.argument == first.argument) continue;
-            if (text_of != nullptr)
-                differ("every rank must pass the same operation and type", text_of(first.argument),
-                       r, text_of(theirs.argument));
-            differ("every rank must pass the same root", first.argument, r, theirs.argument);
-        }
+        ulysses::detail::expect_alike(size_, all_shown{*this});
     }
 
     std::shared_ptr<detail::group_state> group_;

@@ -1,9 +1,9 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/comm/collectives.hpp>
 #include <ulysses/core/communicator.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -73,10 +73,7 @@ class breakable_barrier {
     using time_point = std::chrono::steady_clock::time_point;
 
     /// When the deadline of what begins now is over.
-    time_point until() const {
-        return std::chrono::steady_clock::now() +
-               std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24 * 365));
-    }
+    time_point until() const { return ulysses::detail::end_of(options_.deadline); }
 
     /// Waits until `ready()`; like `lost()` and every `change` it runs under the barrier's lock.
     /// *Throws* the error the group failed with, once lost; `timed_out` with `text()` after the
@@ -154,7 +151,7 @@ class breakable_barrier {
     }
 
     static std::string finished_text(int rank) {
-        return concat("ulysses: fence: a rank left the group: rank ", rank, ": it has finished");
+        return ulysses::detail::left_text(rank, "it has finished");
     }
 
     bool passed(std::uint64_t phase) const {
@@ -174,8 +171,7 @@ class breakable_barrier {
         std::string silent;
         for (std::size_t r = 0; r < arrivals_.size(); ++r)
             if (arrivals_[r].load(std::memory_order_relaxed) < phase) silent += concat(" ", r);
-        return concat("ulysses: fence: every rank must arrive within the deadline: rank ", rank,
-                      " waited ", options_.deadline.count(), " ms, silent ranks:", silent);
+        return ulysses::detail::silent_text(rank, options_.deadline, silent);
     }
 
     options options_;

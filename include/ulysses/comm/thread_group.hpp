@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/comm/collectives.hpp>
 #include <ulysses/comm/thread_fence.hpp>
 #include <ulysses/comm/thread_post.hpp>
 #include <ulysses/core/communicator.hpp>
@@ -9,9 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 /// What the rank threads of one group share: a slot for each rank, the barrier, the groups split off.
@@ -30,31 +29,12 @@ struct window_parts {
     std::size_t bytes = 0;
 };
 
-/// The collective calls, as ranks tell each other which one they are in.
-enum class collective : std::uint8_t {
-    fence,
-    make_window,
-    all_reduce,
-    all_gather,
-    broadcast,
-    split
-};
-
-constexpr std::string_view name(collective call) {
-    constexpr std::string_view names[] = {"fence",      "make_window", "all_reduce",
-                                          "all_gather", "broadcast",   "split"};
-    return names[static_cast<std::size_t>(call)];
-}
+using ulysses::detail::collective;
 
 struct group_state : std::enable_shared_from_this<group_state> {
     /// What a rank brings to a collective call.
-    struct offer {
-        collective call = collective::fence;
-        std::uint64_t calls = 0;      ///< pipeline calls that the rank has begun
-        int argument = 0;             ///< root or color
-        int key = 0;                  ///< of a split
-        std::span<std::byte> data{};  ///< no memory behind it where only its size is compared
-        fence_status status;
+    struct offer : ulysses::detail::collective_offer {
+        std::byte* data = nullptr;  ///< where others read it, `bytes` of it
     };
 
     struct alignas(64) slot {
@@ -110,16 +90,18 @@ struct group_state : std::enable_shared_from_this<group_state> {
             if (auto const part = weak.lock()) part->finish_ancestor(this, rank);
     }
 
-    /// Made by a split of `parent` with `members` (key, rank there).
+    /// Made by a split of `parent`.
     void descend_from(std::shared_ptr<group_state> const& parent,
-                      std::vector<std::pair<int, int>> const& members) {
+                      ulysses::detail::split_members const& members) {
         for (auto const& each : parent->ancestors) {
             ancestors.push_back({each.group, each.address, {}});
-            for (auto const& [key, rank] : members)
-                ancestors.back().ranks.push_back(each.ranks[static_cast<std::size_t>(rank)]);
+            for (int r = 0; r < members.size(); ++r)
+                ancestors.back().ranks.push_back(
+                    each.ranks[static_cast<std::size_t>(members.old_rank(r))]);
         }
         ancestors.push_back({parent, parent.get(), {}});
-        for (auto const& [key, rank] : members) ancestors.back().ranks.push_back(rank);
+        for (int r = 0; r < members.size(); ++r)
+            ancestors.back().ranks.push_back(members.old_rank(r));
         for (auto const& each : ancestors)
             if (auto const group = each.group.lock()) group->adopt(shared_from_this());
     }
@@ -152,16 +134,6 @@ struct group_state : std::enable_shared_from_this<group_state> {
     std::mutex descendants_mutex;
     std::vector<std::weak_ptr<group_state>> descendants;
 };
-
-template <class T>
-T combined(reduction op, T a, T b) {
-    switch (op) {
-        case reduction::sum: return static_cast<T>(a + b);
-        case reduction::min: return b < a ? b : a;
-        case reduction::max: return a < b ? b : a;
-    }
-    return a;
-}
 
 }  // namespace detail
 

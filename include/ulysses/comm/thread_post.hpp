@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/comm/collectives.hpp>
 #include <ulysses/comm/thread_fence.hpp>
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
@@ -39,8 +40,9 @@ class thread_post {
     /// on every rank; the error the group failed with.
     ticket start(int rank, std::span<outgoing const> out, std::span<incoming const> in) {
         barrier_.expect_unbroken();
-        for (auto const& each : out) expect_rank(each.peer);
-        for (auto const& each : in) expect_rank(each.peer);
+        auto const ranks = static_cast<int>(size_);
+        for (auto const& each : out) ulysses::detail::expect_peer(each.peer, ranks);
+        for (auto const& each : in) ulysses::detail::expect_peer(each.peer, ranks);
         ticket started;
         fence_status status;
         guarded(status, [&] { started = posted(rank, out, in); });
@@ -153,21 +155,15 @@ class thread_post {
 
     message_group& expect_open(int rank, ticket const& which) {
         auto& groups = desks_[static_cast<std::size_t>(rank)].groups;
-        if (which.post != this || which.index >= groups.size() || !groups[which.index].open ||
-            groups[which.index].use != which.use)
-            raise(errc::invalid_call, {}, "wait", "a ticket is waited for once, in its group",
-                  "ticket ", which.index, ", use ", which.use);
+        ulysses::detail::expect_open(which.post == this && which.index < groups.size() &&
+                                         groups[which.index].open &&
+                                         groups[which.index].use == which.use,
+                                     which);
         return groups[which.index];
     }
 
     channel_state& channel(int from, int to) {
         return channels_[static_cast<std::size_t>(from) * size_ + static_cast<std::size_t>(to)];
-    }
-
-    void expect_rank(int peer) const {
-        if (peer < 0 || static_cast<std::size_t>(peer) >= size_)
-            raise(errc::invalid_call, {}, "start", "a message is for a rank and from one", "peer ",
-                  peer, " of ", size_, " ranks");
     }
 
     // Under the barrier's lock.
@@ -207,18 +203,16 @@ class thread_post {
         return gone >= 0;
     }
     std::string silence(int rank, message_group const& own) {
-        return concat("ulysses: wait: every rank must answer within the deadline: rank ", rank,
-                      " waited ", barrier_.deadline().count(), " ms for rank ",
-                      pending_peer(rank, own, [](int) { return true; }));
+        return ulysses::detail::unanswered_text(rank, barrier_.deadline(),
+                                                pending_peer(rank, own, [](int) { return true; }));
     }
 
     void receive(int rank, arrival const& there) {
         auto& to = *there.to;
         if (there.data.size() != to.data.size())
             barrier_.fail(errc::disagreement,
-                          concat("ulysses: start: both ends of a message must name its size: rank ",
-                                 to.peer, " sends ", there.data.size(), " bytes, rank ", rank,
-                                 " expects ", to.data.size()),
+                          ulysses::detail::sizes_text(to.peer, concat(there.data.size(), " bytes"),
+                                                      rank, to.data.size()),
                           rank);
         auto& reading = desks_[static_cast<std::size_t>(rank)].reading;
         // Before the look at the failure, as `await_readers` looks the other way round.

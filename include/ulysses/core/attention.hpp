@@ -4,6 +4,7 @@
 #include <ulysses/core/dropout.hpp>
 #include <ulysses/core/logits.hpp>
 #include <ulysses/core/number.hpp>
+#include <ulysses/core/progress.hpp>
 #include <ulysses/core/shape.hpp>
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/core/visibility.hpp>
@@ -36,7 +37,8 @@ struct attention_call {
     logit_bias bias{};       ///< from the item's first head on; rows and keys by their global index
     dropout_mask dropout{};  ///< by global indices; empty: none
     std::span<std::byte>
-        workspace{};  ///< at least workspace_bytes(), aligned to 64, contents undefined
+        workspace{};           ///< at least workspace_bytes(), aligned to 64, contents undefined
+    progress_hook progress{};  ///< to be called now and then, on the thread of the call
 };
 
 /// Extents of one work item, for sizing workspace: [batch, rows, heads] of q and k, and both dims.

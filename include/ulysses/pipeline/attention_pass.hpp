@@ -157,7 +157,8 @@ class attention_pass {
                 operands.v = {cache->own_part(), cache->places().v, layer.value_dim};
             }
             seen.begin(step_id::attend);
-            ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue());
+            ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue(),
+                            progress(layer));
             seen.end(step_id::attend);
         };
         if (exchanging(moves)) {
@@ -240,8 +241,10 @@ class attention_pass {
             }
             seen.begin(step_id::attend);
             if (policy == keep::nothing)
-                ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue());
-            ulysses::attend_backward(attention_, chunks[c], operands, functor_workspace(), queue());
+                ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue(),
+                                progress(layer));
+            ulysses::attend_backward(attention_, chunks[c], operands, functor_workspace(), queue(),
+                                     progress(layer));
             seen.end(step_id::attend);
         };
         if (exchanging(moves)) {
@@ -271,6 +274,13 @@ class attention_pass {
             in_place_.round(local, queue());
         }
         saved.discard();
+    }
+
+    /// Between two chunks' fences messages of other chunks are under way.
+    progress_hook progress(shape const& layer) const {
+        if constexpr (progresses<Comm>)
+            if (layer.overlap) return progress_hook::of(ranks_);
+        return {};
     }
 
     template <class T>

@@ -31,7 +31,7 @@ namespace detail {
 template <class Space>
 queued<attention_call, Space> call_of(plan const& moves, planned_item const& item,
                                       logit_inputs const& logits, std::span<std::byte> workspace,
-                                      typename Space::queue queue) {
+                                      typename Space::queue queue, progress_hook progress) {
     auto const& work = item.work;
     auto const& layer = moves.layer();
     queued<attention_call, Space> call;
@@ -49,6 +49,7 @@ queued<attention_call, Space> call_of(plan const& moves, planned_item const& ite
     call.bias = logits.bias.from_head(work.head_begin);
     if (logits.dropout) call.dropout = {layer.dropout.value(), *logits.dropout};
     call.workspace = workspace;
+    call.progress = progress;
     return call;
 }
 
@@ -74,29 +75,34 @@ std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves
     return bytes;
 }
 
-/// Step 4: ordinary attention on each of the rank's work items.
+/// Step 4: ordinary attention on each of the rank's work items; `progress` is called now and then.
 /// *Shape*: q [B, rows, h, D], k [B, keys, g, D], v [B, keys, g, Dv] -> o [B, rows, h, Dv], lse [B,
 /// rows, h, 1].
 template <class T, class Attention>
 void attend(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
-            std::span<std::byte> workspace, typename Attention::space_type::queue queue = {}) {
+            std::span<std::byte> workspace, typename Attention::space_type::queue queue = {},
+            progress_hook progress = {}) {
     static_assert(attention_for<Attention, T> || explain_attention<Attention, T>());
-    for (auto const& item : moves.items())
+    for (auto const& item : moves.items()) {
+        progress();
         attention.forward(detail::call_of<typename Attention::space_type>(
-                              moves, item, operands.logits, workspace, queue),
+                              moves, item, operands.logits, workspace, queue, progress),
                           operands.q.queries(moves, item), operands.k.keys(moves, item),
                           operands.v.keys(moves, item), operands.o.queries(moves, item),
                           operands.lse.queries(moves, item));
+    }
 }
 
 /// Step 4 backward. dq is overwritten; dk and dv, zeroed by the caller, are added to, item by item.
 template <class T, class Attention>
 void attend_backward(Attention const& attention, plan const& moves,
                      attend_operands<T> const& operands, std::span<std::byte> workspace,
-                     typename Attention::space_type::queue queue = {}) {
+                     typename Attention::space_type::queue queue = {},
+                     progress_hook progress = {}) {
     static_assert(differentiable_attention_for<Attention, T> ||
                   explain_differentiable_attention<Attention, T>());
     for (auto const& item : moves.items()) {
+        progress();
         attention_backward_views<T> views;
         views.q = operands.q.queries(moves, item);
         views.k = operands.k.keys(moves, item);
@@ -113,7 +119,7 @@ void attend_backward(Attention const& attention, plan const& moves,
             views.dlogits.sinks = sinks.subspan(first, static_cast<std::size_t>(item.work.heads()));
         views.dlogits.bias = bias.from_head(item.work.head_begin);
         attention.backward(detail::call_of<typename Attention::space_type>(
-                               moves, item, operands.logits, workspace, queue),
+                               moves, item, operands.logits, workspace, queue, progress),
                            views);
     }
 }
