@@ -3,7 +3,6 @@
 
 #include <ulysses/config/macros.hpp>
 
-#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <string_view>
@@ -19,19 +18,19 @@ namespace detail {
 
 /// binary32 to the upper 16 bits of binary32, round to nearest even, NaN stays a quiet NaN.
 ULYSSES_HD constexpr std::uint16_t float_to_bf16(float value) {
-    auto const bits = std::bit_cast<std::uint32_t>(value);
+    auto const bits = __builtin_bit_cast(std::uint32_t, value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
     return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 ULYSSES_HD constexpr float bf16_to_float(std::uint16_t bits) {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
 }
 
 /// binary32 to binary16, round to nearest even, subnormals kept, overflow to infinity.
 ULYSSES_HD constexpr std::uint16_t float_to_half(float value) {
-    auto const bits = std::bit_cast<std::uint32_t>(value);
+    auto const bits = __builtin_bit_cast(std::uint32_t, value);
     auto const sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
     auto const magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
@@ -56,11 +55,11 @@ ULYSSES_HD constexpr float half_to_float(std::uint16_t bits) {
     auto const sign = (bits & 0x8000u) << 16;
     auto const exponent = static_cast<std::uint32_t>(bits >> 10) & 0x1fu;
     auto const mantissa = static_cast<std::uint32_t>(bits) & 0x3ffu;
-    if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+    if (exponent == 0x1fu) return __builtin_bit_cast(float, sign | 0x7f800000u | (mantissa << 13));
     if (exponent != 0u)
-        return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+        return __builtin_bit_cast(float, sign | ((exponent + 112u) << 23) | (mantissa << 13));
     auto const magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | sign);
+    return __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, magnitude) | sign);
 }
 
 }  // namespace detail
@@ -117,5 +116,32 @@ concept element = dtype_of<std::remove_cv_t<T>>
 /// The type sums are kept in: double for double, float for everything else.
 template <element T>
 using accumulator_t = std::conditional_t<std::same_as<std::remove_cv_t<T>, double>, double, float>;
+
+namespace detail {
+
+/// `value` rounded toward zero with the last bit set when inexact: rounding that once more to at
+/// most 22 bits gives what rounding `value` itself would.
+ULYSSES_HD constexpr float narrowed_to_odd(double value) {
+    auto const nearest = static_cast<float>(value);
+    auto const back = static_cast<double>(nearest);
+    if (back == value || value != value) return nearest;
+    auto bits = __builtin_bit_cast(std::uint32_t, nearest);
+    auto const away = value < 0 ? back < value : back > value;
+    if (away) --bits;
+    return __builtin_bit_cast(float, bits | 1u);
+}
+
+/// A sum in its final type, rounded once.
+template <element To, std::floating_point From>
+ULYSSES_HD constexpr To rounded(From value) {
+    if constexpr (std::floating_point<To>)
+        return static_cast<To>(value);
+    else if constexpr (std::same_as<From, float>)
+        return static_cast<To>(value);
+    else
+        return static_cast<To>(narrowed_to_odd(value));
+}
+
+}  // namespace detail
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,29 +18,6 @@
 namespace ulysses::inline ULYSSES_ABI {
 
 namespace detail {
-
-/// `value` rounded toward zero with the last bit set when inexact: rounding that once more to at
-/// most 22 bits gives what rounding `value` itself would.
-inline float narrowed_to_odd(double value) {
-    auto const nearest = static_cast<float>(value);
-    auto const back = static_cast<double>(nearest);
-    if (back == value || value != value) return nearest;
-    auto bits = std::bit_cast<std::uint32_t>(nearest);
-    auto const away = value < 0 ? back < value : back > value;
-    if (away) --bits;
-    return std::bit_cast<float>(bits | 1u);
-}
-
-/// A sum in its final type, rounded once.
-template <element To, std::floating_point From>
-To rounded(From value) {
-    if constexpr (std::floating_point<To>)
-        return static_cast<To>(value);
-    else if constexpr (std::same_as<From, float>)
-        return static_cast<To>(value);
-    else
-        return static_cast<To>(narrowed_to_odd(value));
-}
 
 inline std::int64_t row_offset(std::array<std::int64_t, 3> const& strides,
                                std::array<std::int64_t, 3> const& row) {

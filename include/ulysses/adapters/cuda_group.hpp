@@ -1,0 +1,335 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/adapters/cuda.hpp>
+#include <ulysses/adapters/cuda_flags.hpp>
+#include <ulysses/core/communicator.hpp>
+#include <ulysses/core/error.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+/// What a rank of `cuda_peers` holds, and how ranks find each other's memory: those of one process by
+/// its addresses, those of others through handles that CUDA opens.
+namespace ulysses::inline ULYSSES_ABI::cuda_peers {
+
+/// How the streams of ranks are ordered at a fence.
+enum class fence_way : std::uint8_t {
+    events,  ///< each stream waits for an event of every other; ranks of one process only
+    flags,   ///< a kernel writes flags into the others' memory, one waits for theirs
+};
+
+struct options {
+    /// Ranks of several processes, and calls that are captured into graphs, need `flags`.
+    fence_way fence = fence_way::events;
+    /// Flags and windows go between all ranks as between processes, also within one.
+    bool as_processes = false;
+    copy_way way = copy_way::kernel;
+    int in_flight = 4;  ///< of `copy_way::engine`
+    cuda_memory const* memory =
+        nullptr;  ///< of scratch memory and contexts; windows are cudaMalloc's
+    /// How long a device waits for a flag before the next fence is `timed_out`.
+    std::chrono::milliseconds deadline = std::chrono::seconds(600);
+};
+
+namespace detail {
+
+using ulysses::detail::expect_cuda;
+using ulysses::detail::flag_fence;
+
+/// Device memory of this process. *Throws* `out_of_memory`, `transport_error`.
+inline std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
+    void* memory = nullptr;
+    auto const result = cudaMalloc(&memory, std::max<std::size_t>(bytes, 1));
+    if (result == cudaErrorMemoryAllocation) {
+        static_cast<void>(cudaGetLastError());
+        raise(errc::out_of_memory, {}, "make_window", "memory must be available", bytes, " bytes");
+    }
+    expect_cuda(result, "cudaMalloc");
+    return {static_cast<std::byte*>(memory), [](std::byte* each) { cudaFree(each); }};
+}
+
+/// Another process's, as long as it is mapped here.
+inline std::shared_ptr<std::byte> mapped_memory(cudaIpcMemHandle_t const& handle) {
+    void* memory = nullptr;
+    expect_cuda(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
+                "cudaIpcOpenMemHandle");
+    return {static_cast<std::byte*>(memory), [](std::byte* each) { cudaIpcCloseMemHandle(each); }};
+}
+
+class event {
+   public:
+    event() {
+        expect_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
+                    "cudaEventCreateWithFlags");
+    }
+    event(event const&) = delete;
+    event& operator=(event const&) = delete;
+    ~event() { cudaEventDestroy(event_); }
+    cudaEvent_t get() const { return event_; }
+
+   private:
+    cudaEvent_t event_ = nullptr;
+};
+
+/// The parts of all ranks of a window, as one rank reaches them. The rank lets go of them when its
+/// stream is done with them.
+struct window_parts {
+    std::vector<std::shared_ptr<std::byte>> memory;
+    std::size_t bytes = 0;
+    cudaStream_t stream = nullptr;
+
+    window_parts() = default;
+    window_parts(window_parts const&) = delete;
+    window_parts& operator=(window_parts const&) = delete;
+    ~window_parts() { cudaStreamSynchronize(stream); }
+};
+
+/// What the ranks of one process share.
+struct process_group {
+    struct slot {
+        std::shared_ptr<std::byte> part;  ///< of the window that is being made
+        std::shared_ptr<event> fences[2];
+    };
+
+    explicit process_group(int ranks) : references(ranks), slots(static_cast<std::size_t>(ranks)) {}
+    static void release(process_group* group, int count) {
+        if (group->references.fetch_sub(count) == count) delete group;
+    }
+
+    std::atomic<int> references;  ///< one for each rank of the group, until its members are known
+    std::vector<slot> slots;
+};
+
+/// What a rank says of itself. Bytes that other ranks read.
+struct rank_record {
+    std::uint64_t process = 0;  ///< a number of its process's own
+    process_group* group = nullptr;
+    std::int32_t device = 0, by_flags = 0;
+};
+struct window_record {
+    std::uint64_t bytes = 0;
+    std::uint64_t oldest = 0;  ///< number of the oldest window that the rank still holds
+    cudaIpcMemHandle_t handle{};
+};
+
+inline std::uint64_t number_of_process() {
+    static std::uint64_t const number =
+        (std::uint64_t{std::random_device{}()} << 32) ^ std::random_device{}();
+    return number;
+}
+
+/// What the handles of one rank share.
+class rank_state {
+   public:
+    rank_state(int rank, int ranks, cudaStream_t on, options const& with)
+        : stream(on),
+          given(with),
+          work({.way = with.way, .in_flight = with.in_flight, .rank = rank, .ranks = ranks}),
+          rank_(rank),
+          ranks_(ranks),
+          by_flags_(with.fence == fence_way::flags || with.as_processes),
+          candidate_(std::make_unique<process_group>(ranks)) {
+        expect_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+        for (auto& each : fences_) each = std::make_shared<event>();
+    }
+    rank_state(rank_state const&) = delete;
+    rank_state& operator=(rank_state const&) = delete;
+    ~rank_state() {
+        for (auto& window : shared) window.reset();
+        boards_.reset();
+        if (silent_ != nullptr) cudaFreeHost(silent_);
+        if (group_ != nullptr) process_group::release(group_, 1);
+    }
+
+    /// From here on others may read what is offered, so that it is not taken back.
+    rank_record introduction() {
+        return {given.as_processes ? static_cast<std::uint64_t>(rank_) : number_of_process(),
+                candidate_.release(), device_, by_flags_};
+    }
+
+    /// *Throws* `unsupported`, `transport_error`.
+    void meet(std::span<rank_record const> all) {
+        auto const process = all[index(rank_)].process;
+        int members = 0;
+        for (int r = 0; r < ranks_; ++r) {
+            here_.push_back(all[index(r)].process == process);
+            if (!here_.back()) others_elsewhere_ = true;
+            if (here_.back() && members++ == 0) group_ = all[index(r)].group;
+            by_flags_ = by_flags_ || all[index(r)].by_flags != 0 || others_elsewhere_;
+        }
+        // Each rank is one of the references of the first's offer; those of other processes are not.
+        if (all[index(rank_)].group == group_)
+            process_group::release(group_, ranks_ - members);
+        else
+            delete all[index(rank_)].group;
+        std::copy_n(fences_, 2, own_slot().fences);
+        for (int r = 0; r < ranks_; ++r)
+            if (here_[index(r)]) reach(r, all[index(r)].device);
+        if (by_flags_ && ranks_ > ulysses::detail::most_flag_ranks)
+            raise(errc::unsupported, {}, "cuda_peers", "a fence by flags has room for fewer ranks",
+                  ranks_, " ranks, at most ", ulysses::detail::most_flag_ranks);
+    }
+
+    bool by_flags() const { return by_flags_ && ranks_ > 1; }
+    std::size_t board_bytes() const {
+        return static_cast<std::size_t>(flag_fence::words(ranks_)) * sizeof(std::uint64_t);
+    }
+    /// A window of zeros from here on, once the group has met again.
+    void take_boards(std::shared_ptr<window_parts const> boards) {
+        boards_ = std::move(boards);
+        void* word = nullptr;
+        expect_cuda(cudaHostAlloc(&word, sizeof *silent_, cudaHostAllocMapped), "cudaHostAlloc");
+        silent_ = static_cast<std::uint64_t*>(word);
+        *silent_ = 0;
+        flags_.rank = rank_;
+        flags_.ranks = ranks_;
+        flags_.silent = silent_;
+        flags_.deadline = static_cast<std::uint64_t>(given.deadline / std::chrono::nanoseconds(1));
+        for (int r = 0; r < ranks_; ++r)
+            flags_.boards[r] = reinterpret_cast<std::uint64_t*>(boards_->memory[index(r)].get());
+        expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
+                    "cudaMemsetAsync");
+        expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    }
+
+    /// The first half of a fence: what the stream has been given is done before what others wait for.
+    /// What fails goes into the status.
+    void tell(fence_status& status) {
+        told_ = false;
+        if (ranks_ == 1) return;
+        if (by_flags_) {
+            if (auto const silent = ulysses::detail::load_acquire(silent_))
+                return status.fail(
+                    errc::timed_out,
+                    concat("ulysses: fence: a stream must arrive within the deadline: rank ", rank_,
+                           " waited ", given.deadline.count(), " ms for rank ", silent - 1));
+        } else if (ulysses::detail::captured(stream)) {
+            return status.fail(
+                errc::unsupported,
+                concat("ulysses: fence: calls are captured with fence_way::flags only: rank ",
+                       rank_, " orders its stream by events"));
+        }
+        auto const result = by_flags_ ? ulysses::detail::launch_flags(stream, flags_)
+                                      : cudaEventRecord(fences_[parity_]->get(), stream);
+        told_ = result == cudaSuccess;
+        if (!told_)
+            status.fail(errc::transport, concat("ulysses: fence: a call of CUDA must succeed: ",
+                                                cudaGetErrorName(result), " (",
+                                                static_cast<int>(result), ") on rank ", rank_));
+    }
+
+    /// The other half, when every rank has made the first. *Throws* `transport_error`.
+    void wait() {
+        if (!told_) return;
+        if (by_flags_) {
+            auto half = flags_;
+            half.waits = true;
+            return expect_cuda(ulysses::detail::launch_flags(stream, half), "fence kernel");
+        }
+        for (int r = 0; r < ranks_; ++r)
+            if (r != rank_)
+                expect_cuda(
+                    cudaStreamWaitEvent(stream, group_->slots[index(r)].fences[parity_]->get(), 0),
+                    "cudaStreamWaitEvent");
+        // Recorded again after a fence that every rank comes to when it has waited for this.
+        parity_ ^= 1u;
+    }
+
+    /// This rank's part of a window, and what others need to reach it.
+    window_record offer(std::size_t bytes) {
+        ++window_number_;
+        if (ulysses::detail::captured(stream))
+            raise(errc::invalid_call, {}, "make_window",
+                  "windows must not grow while a stream is captured: make the call once before",
+                  bytes, " bytes");
+        window_record mine;
+        mine.bytes = bytes;
+        mine.oldest = window_number_;
+        for (auto const& each : exported_)
+            if (!each.window.expired()) mine.oldest = std::min(mine.oldest, each.number);
+        auto part = device_memory(bytes);
+        if (others_elsewhere_)
+            expect_cuda(cudaIpcGetMemHandle(&mine.handle, part.get()), "cudaIpcGetMemHandle");
+        own_slot().part = std::move(part);
+        return mine;
+    }
+    std::shared_ptr<window_parts> new_window(std::size_t bytes) {
+        auto parts = std::make_shared<window_parts>();
+        parts->memory.resize(static_cast<std::size_t>(ranks_));
+        parts->bytes = bytes;
+        parts->stream = stream;
+        return parts;
+    }
+    /// Takes hold of every rank's part.
+    void open(std::shared_ptr<window_parts> const& parts, std::span<window_record const> all) {
+        for (int r = 0; r < ranks_; ++r)
+            parts->memory[index(r)] = here_[index(r)] ? group_->slots[index(r)].part
+                                                      : mapped_memory(all[index(r)].handle);
+        if (others_elsewhere_) exported_.push_back({window_number_, parts, own_slot().part});
+    }
+    /// When every rank has. Memory that other processes have mapped is kept until all have said that
+    /// they do no longer.
+    void let_go(std::span<window_record const> all) {
+        own_slot().part.reset();
+        auto oldest = window_number_;
+        for (auto const& each : all) oldest = std::min(oldest, each.oldest);
+        std::erase_if(exported_, [&](auto const& each) { return each.number < oldest; });
+    }
+
+    cudaStream_t stream;
+    options given;
+    cuda_work work;
+    std::shared_ptr<window_parts const> shared[2];
+
+   private:
+    struct exported_window {
+        std::uint64_t number;
+        std::weak_ptr<window_parts> window;
+        std::shared_ptr<std::byte> part;
+    };
+
+    static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+    process_group::slot& own_slot() { return group_->slots[index(rank_)]; }
+
+    void reach(int peer, int device) {
+        if (device == device_) return;
+        int can = 0;
+        expect_cuda(cudaDeviceCanAccessPeer(&can, device_, device), "cudaDeviceCanAccessPeer");
+        if (can == 0)
+            raise(errc::unsupported, {}, "cuda_peers", "devices must reach each other's memory",
+                  "rank ", rank_, " on device ", device_, ", rank ", peer, " on device ", device);
+        auto const result = cudaDeviceEnablePeerAccess(device, 0);
+        if (result == cudaErrorPeerAccessAlreadyEnabled)
+            static_cast<void>(cudaGetLastError());
+        else
+            expect_cuda(result, "cudaDeviceEnablePeerAccess");
+    }
+
+    int rank_, ranks_, device_ = 0;
+    bool by_flags_, others_elsewhere_ = false, told_ = false;
+    unsigned parity_ = 0;
+    std::uint64_t window_number_ = 0;
+    std::unique_ptr<process_group> candidate_;
+    process_group* group_ = nullptr;
+    std::vector<bool> here_;
+    std::shared_ptr<event> fences_[2];
+    std::vector<exported_window> exported_;
+    std::shared_ptr<window_parts const> boards_;
+    std::uint64_t* silent_ = nullptr;
+    flag_fence flags_{};
+};
+
+}  // namespace detail
+
+}  // namespace ulysses::inline ULYSSES_ABI::cuda_peers

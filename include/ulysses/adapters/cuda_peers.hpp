@@ -1,0 +1,192 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/adapters/cuda.hpp>
+#include <ulysses/adapters/cuda_group.hpp>
+#include <ulysses/core/communicator.hpp>
+#include <ulysses/core/error.hpp>
+#include <ulysses/core/guarded.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+/// Ranks of one host whose memory is on GPUs, over any communicator of their hosts' memory, which
+/// carries what ranks tell each other:
+///
+///     ulysses::threads::run(4, [&](ulysses::threads::communicator host) {
+///         cudaSetDevice(host.rank() % gpus);
+///         ulysses::cuda_peers::communicator ranks{host, streams[host.rank()]};
+///         ulysses::pipeline layer{ranks, ...};
+///     });
+///
+/// Ranks are threads, of one process, or processes, or both; each has a stream, and several may share
+/// a GPU. Operands of collectives other than windows are in host memory.
+namespace ulysses::inline ULYSSES_ABI::cuda_peers {
+
+/// Handle to one rank of the group.
+///
+/// *Thread safety*: a handle and its copies belong to the thread of their rank, whose current device
+/// stays the one that it had when the first was made. The stream outlives all of them, and windows.
+template <gathers Host>
+class communicator {
+   public:
+    using space_type = cuda_space;
+    using window_type = std::shared_ptr<detail::window_parts const>;
+
+    communicator() = default;
+
+    /// Collective. *Throws*, on every rank alike, `unsupported` where ranks do not reach each other's
+    /// memory or are too many, `out_of_memory`, `transport_error`.
+    communicator(Host host, cudaStream_t stream, options const& given = {})
+        : host_(std::move(host)) {
+        fence_status status;
+        guarded(status, [&] {
+            state_ =
+                std::make_shared<detail::rank_state>(host_.rank(), host_.size(), stream, given);
+        });
+        meet(status);
+    }
+
+    friend bool operator==(communicator const& a, communicator const& b) {
+        return a.state_ == b.state_;
+    }
+
+    int rank() const noexcept { return host_.rank(); }
+    int size() const noexcept { return host_.size(); }
+    std::uint64_t begin_call() const { return host_.begin_call(); }
+    cuda_space::queue queue() const {
+        return {state_->stream, &state_->work, state_->given.memory};
+    }
+    Host const& host() const { return host_; }
+
+    /// What a rank's stream had been given before is done before what any rank's stream is given after.
+    /// *Blocking*: until every rank has arrived, not for the device. *Throws* as the host's fence;
+    /// `unsupported` while a stream is captured and ranks order their streams by events.
+    void fence(fence_status const& status) const {
+        auto told = status;
+        state_->tell(told);
+#if ULYSSES_EXCEPTIONS
+        try {
+            host_.fence(told);
+        } catch (error const& e) {
+            // Whoever can go on after this is ordered as if nothing had been thrown.
+            if (e.code() != errc::peer_failed && e.code() != errc::timed_out &&
+                e.code() != errc::transport)
+                state_->wait();
+            throw;
+        }
+#else
+        host_.fence(told);
+#endif
+        state_->wait();
+    }
+
+    window_type make_window(std::size_t bytes) const {
+        auto& own = *state_;
+        fence_status status;
+        detail::window_record record;
+        std::shared_ptr<detail::window_parts> parts;
+        guarded(status, [&] {
+            record = own.offer(bytes);
+            parts = own.new_window(bytes);
+        });
+        auto const all = gathered(record, status);
+        for (int r = 1; r < size(); ++r)
+            if (all[static_cast<std::size_t>(r)].bytes != all[0].bytes)
+                throw_error(errc::disagreement,
+                            concat("ulysses: make_window: every rank must pass as many bytes: "
+                                   "rank 0 passes ",
+                                   all[0].bytes, ", rank ", r, " ",
+                                   all[static_cast<std::size_t>(r)].bytes),
+                            r);
+        guarded(status, [&] { own.open(parts, all); });
+        // Until every rank has taken hold of every part.
+        host_.fence(status);
+        own.let_go(all);
+        return parts;
+    }
+
+    window_type shared_window(arena which, std::size_t bytes) const {
+        auto& window = state_->shared[static_cast<std::size_t>(which)];
+        if (!window || window->bytes < bytes) window = make_window(bytes);
+        return window;
+    }
+    std::size_t shared_window_bytes(arena which) const {
+        auto const& window = state_->shared[static_cast<std::size_t>(which)];
+        return window ? window->bytes : 0;
+    }
+    std::byte* address(window_type const& window, int rank) const {
+        return window->memory[static_cast<std::size_t>(rank)].get();
+    }
+
+    /// Lets go of the group's shared windows on this rank; on every rank between the same two calls.
+    void close() const {
+        for (auto& window : state_->shared) window.reset();
+    }
+
+    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all) const {
+        host_.all_gather(mine, all);
+    }
+    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all,
+                    fence_status const& status) const requires requires(Host const& host) {
+        host.all_gather(mine, all, status);
+    }
+    { host_.all_gather(mine, all, status); }
+    void broadcast(std::span<std::byte> data, int root) const { host_.broadcast(data, root); }
+    template <class T>
+        requires reduces<Host>
+    void all_reduce(std::span<T> values, reduction op) const { host_.all_reduce(values, op); }
+    void leave(std::string_view text) const requires can_leave<Host> { host_.leave(text); }
+
+    /// The new group's streams are those of this one.
+    communicator split(int color, int key) const requires splits<Host> {
+        return {host_.split(color, key), state_->stream, state_->given};
+    }
+
+   private:
+    /// Every rank's record, in rank order; every rank throws alike when one of them brings a failure.
+    template <class Record>
+    std::vector<Record> gathered(Record const& mine, fence_status const& status) const {
+        std::vector<Record> all;
+        auto told = status;
+        guarded(told, [&] { all.resize(static_cast<std::size_t>(size())); });
+        auto const own = std::as_bytes(std::span(&mine, 1));
+        auto const rest = std::as_writable_bytes(std::span(all));
+        if constexpr (requires { host_.all_gather(own, rest, told); }) {
+            host_.all_gather(own, rest, told);
+        } else {
+            host_.fence(told);
+            host_.all_gather(own, rest);
+        }
+        return all;
+    }
+
+    /// Ranks learn of each other.
+    void meet(fence_status status) {
+        host_.fence(status);
+        auto const all = gathered(state_->introduction(), status);
+        guarded(status, [&] { state_->meet(all); });
+        host_.fence(status);
+        if (!state_->by_flags()) return;
+        auto const boards = make_window(state_->board_bytes());
+        guarded(status, [&] { state_->take_boards(boards); });
+        host_.fence(status);
+    }
+
+    Host host_{};
+    std::shared_ptr<detail::rank_state> state_;
+};
+
+template <class Host>
+communicator(Host, cudaStream_t) -> communicator<Host>;
+template <class Host>
+communicator(Host, cudaStream_t, options) -> communicator<Host>;
+
+}  // namespace ulysses::inline ULYSSES_ABI::cuda_peers

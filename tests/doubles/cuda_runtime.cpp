@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda_runtime.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using work_type = std::function<void()>;
+
+struct CUgraph_st {
+    std::vector<work_type> work;
+    std::vector<CUstream_st*> joined;  // streams that wait for an event of the capture
+};
+struct CUgraphExec_st {
+    std::shared_ptr<std::vector<work_type>> work;
+};
+
+namespace {
+
+/// What one recording of an event stands for.
+struct recording {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool set = false;
+    CUgraph_st* capture = nullptr;  // of the capture it was recorded in
+
+    void complete() {
+        {
+            std::lock_guard const lock(mutex);
+            set = true;
+        }
+        changed.notify_all();
+    }
+    void wait() {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return set; });
+    }
+};
+
+std::atomic<int> streams_made{0}, dropped_stream{-1}, dropped_wait{-1};
+std::atomic<std::uint64_t> synchronised{0};
+std::atomic<int> allocations_left{-1};
+
+thread_local int current_device = 0;
+thread_local int captures_here = 0;  // of this thread, which may then not allocate at once
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t failed(cudaError_t error) {
+    last_error = error;
+    return error;
+}
+
+}  // namespace
+
+struct CUevent_st {
+    std::mutex mutex;
+    std::shared_ptr<recording> latest;  // null: never recorded
+};
+
+struct CUstream_st {
+    int const number = streams_made++;
+    std::atomic<int> told_to_wait{0};
+    CUgraph_st* capture = nullptr;  // used by the thread that captures
+
+    CUstream_st() : thread_([this] { run(); }) {}
+    ~CUstream_st() {
+        {
+            std::lock_guard const lock(mutex_);
+            ending_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+
+    void push(work_type work) {
+        if (capture != nullptr) {
+            capture->work.push_back(std::move(work));
+            return;
+        }
+        {
+            std::lock_guard const lock(mutex_);
+            work_.push_back(std::move(work));
+        }
+        changed_.notify_all();
+    }
+
+    void synchronise() {
+        auto const end = std::make_shared<recording>();
+        push([end] { end->complete(); });
+        end->wait();
+    }
+
+   private:
+    void run() {
+        for (;;) {
+            work_type next;
+            {
+                std::unique_lock lock(mutex_);
+                changed_.wait(lock, [&] { return ending_ || !work_.empty(); });
+                if (work_.empty()) return;
+                next = std::move(work_.front());
+                work_.pop_front();
+            }
+            next();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<work_type> work_;
+    bool ending_ = false;
+    std::thread thread_;
+};
+
+namespace {
+
+CUstream_st& stream_of(cudaStream_t stream) {
+    static CUstream_st default_stream;
+    return stream == nullptr ? default_stream : *stream;
+}
+
+/// Device memory, by its first byte.
+struct allocation {
+    std::size_t bytes;
+    int device;
+    int file;  // -1: no other process may open it
+};
+std::mutex memory_mutex;
+std::map<std::byte*, allocation> memory;
+std::map<std::byte*, std::size_t> mappings;  // of other processes' memory
+std::size_t memory_bytes = 0;
+
+bool no_memory_left() {
+    auto left = allocations_left.load();
+    return left >= 0 && allocations_left.fetch_sub(1) == 0;
+}
+
+std::size_t whole_pages(std::size_t bytes) {
+    constexpr std::size_t page = 4096;
+    return std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
+}
+
+void remember(void* data, std::size_t bytes, int file) {
+    std::lock_guard const lock(memory_mutex);
+    memory[static_cast<std::byte*>(data)] = {bytes, current_device, file};
+    memory_bytes += bytes;
+}
+/// The allocation, forgotten; none for an address that is not one.
+std::pair<bool, allocation> forget(void* data) {
+    std::lock_guard const lock(memory_mutex);
+    auto const found = memory.find(static_cast<std::byte*>(data));
+    if (found == memory.end()) return {};
+    auto const result = found->second;
+    memory_bytes -= result.bytes;
+    memory.erase(found);
+    return {true, result};
+}
+
+cudaError_t capturing_here() {
+    return captures_here > 0 ? failed(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
+}
+
+}  // namespace
+
+namespace doubles {
+
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
+    stream_of(stream).push(std::move(work));
+    return cudaSuccess;
+}
+void drop_wait(int stream, int wait) {
+    dropped_stream = stream;
+    dropped_wait = wait;
+}
+int waits(cudaStream_t stream) { return stream_of(stream).told_to_wait; }
+std::uint64_t synchronisations() { return synchronised; }
+std::size_t allocated_bytes() {
+    std::lock_guard const lock(memory_mutex);
+    return memory_bytes;
+}
+void fail_allocation(int after) { allocations_left = after; }
+
+}  // namespace doubles
+
+extern "C" {
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+char const* cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
+        case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+        case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
+        default: return "an error of the double";
+    }
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = doubles::device_count;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+    *device = current_device;
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= doubles::device_count) return failed(cudaErrorInvalidDevice);
+    current_device = device;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+    *can = device != peer;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+    static std::atomic<bool> enabled[doubles::device_count][doubles::device_count];
+    if (peer == current_device) return failed(cudaErrorInvalidDevice);
+    return enabled[current_device][peer].exchange(true) ? failed(cudaErrorPeerAccessAlreadyEnabled)
+                                                        : cudaSuccess;
+}
+
+// Memory ------------------------------------------------------------------------------------------
+
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+    if (auto const refused = capturing_here(); refused != cudaSuccess) return refused;
+    ++synchronised;
+    if (no_memory_left()) return failed(cudaErrorMemoryAllocation);
+    auto const file = memfd_create("device memory", 0);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(whole_pages(bytes))) != 0)
+        return failed(cudaErrorMemoryAllocation);
+    *data = mmap(nullptr, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (*data == MAP_FAILED) return failed(cudaErrorMemoryAllocation);
+    std::memset(*data, 0xff, bytes);  // NaN, whatever the type
+    remember(*data, bytes, file);
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void* data) {
+    ++synchronised;
+    if (data == nullptr) return cudaSuccess;
+    auto const [found, was] = forget(data);
+    if (!found || was.file < 0) return failed(cudaErrorInvalidValue);
+    munmap(data, whole_pages(was.bytes));
+    close(was.file);
+    return cudaSuccess;
+}
+cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
+    if (stream_of(stream).capture != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
+    if (no_memory_left()) return failed(cudaErrorMemoryAllocation);
+    constexpr std::size_t alignment = 256;
+    *data = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
+    remember(*data, bytes, -1);
+    // As the stream's own work: nobody else may use it before.
+    stream_of(stream).push([to = *data, bytes] { std::memset(to, 0xff, bytes); });
+    return cudaSuccess;
+}
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+    if (data == nullptr) return cudaSuccess;
+    {
+        std::lock_guard const lock(memory_mutex);
+        auto const found = memory.find(static_cast<std::byte*>(data));
+        if (found == memory.end() || found->second.file >= 0) return failed(cudaErrorInvalidValue);
+    }
+    stream_of(stream).push([data] {
+        forget(data);
+        std::free(data);
+    });
+    return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+    if (auto const refused = capturing_here(); refused != cudaSuccess) return refused;
+    ++synchronised;
+    *data = std::calloc(bytes, 1);
+    return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* data) {
+    ++synchronised;
+    std::free(data);
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, void const* data) {
+    *found = {};
+    auto* const at = const_cast<std::byte*>(static_cast<std::byte const*>(data));
+    std::lock_guard const lock(memory_mutex);
+    auto const next = memory.upper_bound(at);
+    found->type = cudaMemoryTypeUnregistered;
+    if (next == memory.begin()) return cudaSuccess;
+    auto const& [first, own] = *std::prev(next);
+    if (at >= first + std::max<std::size_t>(own.bytes, 1)) return cudaSuccess;
+    found->type = cudaMemoryTypeDevice;
+    found->device = own.device;
+    found->devicePointer = at;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
+    return doubles::enqueue(stream, [=] { std::memset(data, value, bytes); });
+}
+cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+    return doubles::enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+}
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, void const* from,
+                              std::size_t from_pitch, std::size_t width, std::size_t height,
+                              cudaMemcpyKind, cudaStream_t stream) {
+    if (width > to_pitch || width > from_pitch) return failed(cudaErrorInvalidPitchValue);
+    return doubles::enqueue(stream, [=] {
+        for (std::size_t i = 0; i < height; ++i)
+            std::memcpy(static_cast<std::byte*>(to) + i * to_pitch,
+                        static_cast<std::byte const*>(from) + i * from_pitch, width);
+    });
+}
+
+// The handle names the process and its file, which another process opens again.
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
+    std::lock_guard const lock(memory_mutex);
+    auto const found = memory.find(static_cast<std::byte*>(data));
+    if (found == memory.end() || found->second.file < 0) return failed(cudaErrorInvalidValue);
+    std::uint64_t const parts[3] = {static_cast<std::uint64_t>(getpid()),
+                                    static_cast<std::uint64_t>(found->second.file),
+                                    found->second.bytes};
+    *handle = {};
+    std::memcpy(handle, parts, sizeof parts);
+    return cudaSuccess;
+}
+cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned) {
+    std::uint64_t parts[3];
+    std::memcpy(parts, &handle, sizeof parts);
+    auto const path = "/proc/" + std::to_string(parts[0]) + "/fd/" + std::to_string(parts[1]);
+    auto* const file = std::fopen(path.c_str(), "r+");
+    if (file == nullptr) return failed(cudaErrorInvalidValue);
+    auto const bytes = whole_pages(parts[2]);
+    *data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+    std::fclose(file);
+    if (*data == MAP_FAILED) return failed(cudaErrorMapBufferObjectFailed);
+    std::lock_guard const lock(memory_mutex);
+    mappings[static_cast<std::byte*>(*data)] = bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaIpcCloseMemHandle(void* data) {
+    std::lock_guard const lock(memory_mutex);
+    auto const found = mappings.find(static_cast<std::byte*>(data));
+    if (found == mappings.end()) return failed(cudaErrorInvalidValue);
+    munmap(data, found->second);
+    mappings.erase(found);
+    return cudaSuccess;
+}
+
+// Streams and events ------------------------------------------------------------------------------
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+    *stream = new CUstream_st;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    delete stream;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (stream_of(stream).capture != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
+    ++synchronised;
+    stream_of(stream).synchronise();
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    *event = new CUevent_st;
+    return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    auto& on = stream_of(stream);
+    auto const made = std::make_shared<recording>();
+    made->capture = on.capture;
+    {
+        std::lock_guard const lock(event->mutex);
+        event->latest = made;
+    }
+    on.push([made] { made->complete(); });
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    auto& on = stream_of(stream);
+    std::shared_ptr<recording> seen;
+    {
+        std::lock_guard const lock(event->mutex);
+        seen = event->latest;
+    }
+    if (seen == nullptr) return cudaSuccess;  // CUDA's rule: what was never recorded is complete
+    auto const number = on.told_to_wait++;
+    if (on.number == dropped_stream && number == dropped_wait) return cudaSuccess;
+    if (on.capture == nullptr && seen->capture != nullptr) {
+        on.capture = seen->capture;
+        on.capture->joined.push_back(&on);
+    }
+    if (on.capture != seen->capture) return failed(cudaErrorStreamCaptureIsolation);
+    if (on.capture == nullptr) on.push([seen] { seen->wait(); });
+    return cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+    return doubles::enqueue(stream, [=] { function(data); });
+}
+
+// Capture -----------------------------------------------------------------------------------------
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+    *status = stream_of(stream).capture != nullptr ? cudaStreamCaptureStatusActive
+                                                   : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    auto& on = stream_of(stream);
+    if (on.capture != nullptr) return failed(cudaErrorIllegalState);
+    on.capture = new CUgraph_st;
+    ++captures_here;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    auto& on = stream_of(stream);
+    if (on.capture == nullptr) return failed(cudaErrorIllegalState);
+    *graph = std::exchange(on.capture, nullptr);
+    for (auto* const each : (*graph)->joined) each->capture = nullptr;
+    --captures_here;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+    *made = new CUgraphExec_st{std::make_shared<std::vector<work_type>>(graph->work)};
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+    return doubles::enqueue(stream, [work = graph->work] {
+        for (auto const& each : *work) each();
+    });
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+
+}  // extern "C"
