@@ -2,10 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/core/error.hpp>
-#include <ulysses/core/index_range.hpp>
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/tensor_view.hpp>
-#include <ulysses/core/visibility.hpp>
 #include <ulysses/plan/hash.hpp>
 
 #include <array>
@@ -14,8 +12,7 @@
 #include <cstdint>
 #include <string>
 
-/// What a plan of cuDNN's attention is made for, and how a rule of what rows see is said to it. Needs
-/// nothing of cuDNN.
+/// What a plan of cuDNN's attention is made for, and what a run of it is given. Needs nothing of cuDNN.
 namespace ulysses::inline ULYSSES_ABI {
 
 /// The keys that rows see, as a band about a diagonal: row i sees key j when
@@ -36,39 +33,6 @@ struct sdpa_band {
     friend constexpr bool operator==(sdpa_band const&, sdpa_band const&) = default;
 };
 
-/// The keys that rows see together, and which of them each row sees.
-struct banded_keys {
-    index_range keys;
-    sdpa_band band;
-};
-
-/// What rows [begin, begin + rows) see, as the fewest keys and one band over them.
-/// *Throws* `unsupported` where samples differ, or where a row sees no key.
-inline banded_keys banded_keys_of(visibility const& visible, std::int64_t begin,
-                                  std::int64_t rows) {
-    if (!visible.uniform() || !visible.present.empty())
-        raise(errc::unsupported, where{}, "cudnn", "all samples see the same keys",
-              visible.samples.size(), " samples of their own");
-    auto const first = visible.keys_of(0, begin), last = visible.keys_of(0, begin + rows - 1);
-    if (first.size() == 0 || last.size() == 0)
-        raise(errc::unsupported, where{}, "cudnn", "each row sees a key", "row ",
-              first.size() == 0 ? begin : begin + rows - 1, " of ", visible.queries, ", ",
-              visible.keys, " keys");
-    banded_keys result{{first.begin, last.end}, {}};
-    auto const keys = result.keys.size();
-    auto const diagonal = begin + visible.sample(0).position - first.begin;  // of the first row
-    auto const right = visible.mask == mask::causal ? 0 : visible.window.right;
-    auto const left = visible.window.left;
-    auto const limits_left = left >= 0 && diagonal + rows - 1 - left > 0;
-    auto const limits_right = right >= 0 && diagonal + right < keys - 1;
-    if (right == 0 && limits_right && diagonal != 0 && diagonal + rows == keys)
-        result.band = {limits_left ? left + 1 : -1, 0, true};
-    else
-        result.band = {limits_left ? left + 1 - diagonal : -1, limits_right ? diagonal + right : -1,
-                       false};
-    return result;
-}
-
 /// Strides of batch, token and head; the dims of a row are contiguous.
 using row_strides = std::array<std::int64_t, 3>;
 
@@ -77,15 +41,20 @@ struct sdpa_key {
     bool backward = false;
     bool deterministic = false;  ///< backward
     bool sinks = false;
+    /// Each of the batch has its own length, at most `rows` and `keys`, and its own first row, counted in
+    /// elements from where the operand begins: strides of batch are not used, but for lse.
+    bool varied = false;
     dtype type = dtype::none;
     std::int64_t batch = 0, heads = 0, kv_heads = 0, rows = 0, keys = 0;
     std::int64_t head_dim = 0, value_dim = 0;
     double scale = 1;
     double dropout = 0;  ///< the rate
     sdpa_band band{};
-    row_strides q{}, k{}, v{}, o{}, lse{}, dout{}, dq{};  ///< dout and dq: backward
-    dtype bias_type = dtype::none;                        ///< none: no bias
-    extents4 bias_extents{}, bias_strides{};              ///< of the rows and keys of the call
+    row_strides q{}, k{}, v{}, o{}, lse{};
+    row_strides dout{}, dq{}, dk{}, dv{};     ///< backward; dk and dv are of `type`
+    dtype bias_type = dtype::none;            ///< none: no bias
+    extents4 bias_extents{}, bias_strides{};  ///< of the rows and keys of the call
+    bool dbias = false;  ///< backward: packed, of the bias's extents, in float
 
     friend bool operator==(sdpa_key const&, sdpa_key const&) = default;
 
@@ -97,6 +66,8 @@ struct sdpa_key {
             result += concat(", band ", band.left, " ", band.right,
                              band.from_last ? " from the last" : " from the first");
         if (bias_type != dtype::none) result += concat(", bias ", name(bias_type));
+        if (varied) result += ", of varied lengths";
+        if (dbias) result += " and its gradient";
         if (sinks) result += ", sinks";
         if (dropout > 0) result += ", dropout";
         if (deterministic) result += ", deterministic";
@@ -107,7 +78,8 @@ struct sdpa_key {
 struct sdpa_key_hash {
     std::size_t operator()(sdpa_key const& key) const {
         word_hash hash;
-        for (auto const flag : {key.backward, key.deterministic, key.sinks, key.band.from_last})
+        for (auto const flag : {key.backward, key.deterministic, key.sinks, key.varied, key.dbias,
+                                key.band.from_last})
             hash.add(flag);
         for (auto const type : {key.type, key.bias_type}) hash.add(type);
         for (auto const number : {key.batch, key.heads, key.kv_heads, key.rows, key.keys,
@@ -115,12 +87,81 @@ struct sdpa_key_hash {
             hash.add(number);
         for (auto const real : {key.scale, key.dropout})
             hash.add(std::bit_cast<std::uint64_t>(real));
-        for (auto const* strides : {&key.q, &key.k, &key.v, &key.o, &key.lse, &key.dout, &key.dq})
+        for (auto const* strides : {&key.q, &key.k, &key.v, &key.o, &key.lse, &key.dout, &key.dq,
+                                    &key.dk, &key.dv})
             for (auto const stride : *strides) hash.add(stride);
         for (auto const* four : {&key.bias_extents, &key.bias_strides})
             for (auto const number : *four) hash.add(number);
         return hash.value();
     }
+};
+
+/// What a plan that adds elements of `type` to floats is made for: [batch, key, head, dim].
+struct sum_key {
+    dtype type = dtype::none;
+    std::int64_t batch = 0, heads = 0, keys = 0, dim = 0;
+    row_strides from{}, to{};
+
+    friend bool operator==(sum_key const&, sum_key const&) = default;
+
+    std::string text() const {
+        return concat("a sum, ", name(type), ", B ", batch, ", heads ", heads, ", keys ", keys,
+                      ", D ", dim);
+    }
+};
+
+struct sum_key_hash {
+    std::size_t operator()(sum_key const& key) const {
+        word_hash hash;
+        for (auto const number :
+             {static_cast<std::int64_t>(key.type), key.batch, key.heads, key.keys, key.dim})
+            hash.add(number);
+        for (auto const* strides : {&key.from, &key.to})
+            for (auto const stride : *strides) hash.add(stride);
+        return hash.value();
+    }
+};
+
+/// Which operand of a plan an address is for.
+enum class sdpa_operand : std::int64_t {
+    q = 1,
+    k,
+    v,
+    o,
+    lse,
+    dout,
+    dq,
+    dk,
+    dv,
+    sinks,   ///< one float a head
+    dsinks,  ///< likewise, overwritten
+    bias,
+    dbias,
+    seed,    ///< an int64
+    offset,  ///< an int64
+    row_counts,  ///< varied: int32, one for each of the batch
+    key_counts,
+    first_q,  ///< varied: int64 elements, one for each of the batch, and where the last ends
+    first_k,
+    first_v,
+    first_o,
+    first_dout,
+    first_dq,
+    first_dk,
+    first_dv,
+    addend,  ///< of a sum
+    sum,     ///< of a sum, read and written
+    count,
+};
+
+/// The addresses that a run is given; null: none.
+class sdpa_operands {
+   public:
+    void*& operator[](sdpa_operand which) { return all_[static_cast<std::size_t>(which)]; }
+    void* operator[](sdpa_operand which) const { return all_[static_cast<std::size_t>(which)]; }
+
+   private:
+    std::array<void*, static_cast<std::size_t>(sdpa_operand::count)> all_{};
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI
