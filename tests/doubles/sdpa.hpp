@@ -34,11 +34,13 @@ class sdpa_double {
     std::size_t workspace_bytes(ulysses::sdpa_key const& key) {
         if (key.batch < 1 || key.rows < 1 || key.keys < 1 || key.band.left == 0)
             throw std::logic_error("sdpa_double: no plan for " + key.text());
-        // cuDNN has neither.
+        // cuDNN has none of these.
         if (!key.varied && key.band.left >= 0 && key.rows > key.keys)
             throw std::logic_error("sdpa_double: a window of more rows than keys: " + key.text());
         if (key.band.from_last && (key.bias_type != ulysses::dtype::none || key.dropout > 0))
             throw std::logic_error("sdpa_double: a band from the last: " + key.text());
+        if (key.varied && (key.softcap > 0 || key.slopes || key.bias_type != ulysses::dtype::none))
+            throw std::logic_error("sdpa_double: scores that change, of varied lengths: " + key.text());
         return note(key.text(), key.backward ? 192 : 64);
     }
     std::size_t workspace_bytes(ulysses::sum_key const& key) { return note(key.text(), 0); }
@@ -148,16 +150,26 @@ class sdpa_double {
         }
 
         /// The score of a key that a row sees, -inf of others.
-        double score(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t j) const {
+        struct scored {
+            double value, slope = 1;  ///< by the scaled product
+        };
+        scored score(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t j) const {
             if (!key.band.sees(i, j, rows(b), keys(b)))
-                return -std::numeric_limits<double>::infinity();
+                return {-std::numeric_limits<double>::infinity()};
             auto const* const q = row<T const>(operand::q, operand::first_q, key.q, b, i, h);
             auto const* const k = row<T const>(operand::k, operand::first_k, key.k, b, j, kv_head(h));
-            auto s = key.scale * dot(q, k, key.head_dim);
+            scored s{key.scale * dot(q, k, key.head_dim)};
+            if (key.softcap > 0) {
+                auto const t = std::tanh(s.value / key.softcap);
+                s = {key.softcap * t, 1 - t * t};
+            }
+            if (key.slopes)
+                s.value -= static_cast<double>(at<float const>(operand::slopes)[h]) *
+                    static_cast<double>(std::abs(i + key.diagonal - j));
             if (key.bias_type != ulysses::dtype::none)
                 ulysses::detail::with_elements(at<void>(operand::bias), key.bias_type,
                                                [&](auto const* bias) {
-                                                   s += static_cast<double>(
+                                                   s.value += static_cast<double>(
                                                        bias[bias_layout().at(b, h, i, j)]);
                                                });
             return s;
@@ -187,7 +199,7 @@ class sdpa_double {
                 std::vector<double> s(static_cast<std::size_t>(keys(b)));
                 auto largest = -std::numeric_limits<double>::infinity();
                 for (std::size_t j = 0; j < s.size(); ++j)
-                    largest = std::max(largest, s[j] = score(b, i, h, static_cast<std::int64_t>(j)));
+                    largest = std::max(largest, s[j] = score(b, i, h, static_cast<std::int64_t>(j)).value);
                 if (largest == -std::numeric_limits<double>::infinity())
                     throw std::logic_error("sdpa_double: a row sees no key: " + key.text());
                 double sum = 0;
@@ -253,14 +265,16 @@ class sdpa_double {
             auto const row_lse = static_cast<double>(lse(b, i, h));
             std::vector<double> dq(static_cast<std::size_t>(key.head_dim));
             for (std::int64_t j = 0; j < keys(b); ++j) {
-                auto const p = std::exp(score(b, i, h, j) - row_lse);
+                auto const s = score(b, i, h, j);
+                auto const p = std::exp(s.value - row_lse);
                 if (p == 0) continue;
                 auto const* const k =
                     row<T const>(operand::k, operand::first_k, key.k, b, j, kv_head(h));
                 auto const* const v =
                     row<T const>(operand::v, operand::first_v, key.v, b, j, kv_head(h));
                 auto const kept = factor(b, i, h, j);
-                auto const ds = p * (kept * dot(dout, v, key.value_dim) - delta);
+                auto const dbias = p * (kept * dot(dout, v, key.value_dim) - delta);
+                auto const ds = dbias * s.slope;
                 auto* const sums = sum_of(b, j, h);
                 for (std::int64_t d = 0; d < key.head_dim; ++d) {
                     dq[static_cast<std::size_t>(d)] += key.scale * ds * static_cast<double>(k[d]);
@@ -271,7 +285,7 @@ class sdpa_double {
                 if (key.dbias) {
                     ulysses::bias_layout const layout(
                         key.bias_extents, ulysses::packed_strides(key.bias_extents));
-                    at<float>(operand::dbias)[layout.at(b, h, i, j)] += static_cast<float>(ds);
+                    at<float>(operand::dbias)[layout.at(b, h, i, j)] += static_cast<float>(dbias);
                 }
             }
             auto* const to = row(operand::dq, operand::first_dq, key.dq, b, i, h);

@@ -62,6 +62,8 @@ class sdpa_attention {
                                                  .window = true,
                                                  .documents = true,
                                                  .padding = true,
+                                                 .softcap = true,
+                                                 .alibi = true,
                                                  .bias = true,
                                                  .sinks = true,
                                                  .local_dropout = true};

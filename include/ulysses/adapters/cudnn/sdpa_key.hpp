@@ -42,13 +42,18 @@ struct sdpa_key {
     bool deterministic = false;  ///< backward
     bool sinks = false;
     /// Each of the batch has its own length, at most `rows` and `keys`, and its own first row, counted in
-    /// elements from where the operand begins: strides of batch are not used, but for lse.
+    /// elements from where the operand begins: strides of batch are not used, but for lse. `row_places`
+    /// and `key_places` rows lie between where the first begins and the last ends.
     bool varied = false;
     dtype type = dtype::none;
     std::int64_t batch = 0, heads = 0, kv_heads = 0, rows = 0, keys = 0;
+    std::int64_t row_places = 0, key_places = 0;
     std::int64_t head_dim = 0, value_dim = 0;
     double scale = 1;
-    double dropout = 0;  ///< the rate
+    double softcap = 0;         ///< 0: none
+    double dropout = 0;         ///< the rate
+    bool slopes = false;        ///< ALiBi: s -= slope |i + diagonal - j|
+    std::int64_t diagonal = 0;  ///< of ALiBi
     sdpa_band band{};
     row_strides q{}, k{}, v{}, o{}, lse{};
     row_strides dout{}, dq{}, dk{}, dv{};     ///< backward; dk and dv are of `type`
@@ -68,6 +73,8 @@ struct sdpa_key {
         if (bias_type != dtype::none) result += concat(", bias ", name(bias_type));
         if (varied) result += ", of varied lengths";
         if (dbias) result += " and its gradient";
+        if (softcap > 0) result += ", softcap";
+        if (slopes) result += ", ALiBi";
         if (sinks) result += ", sinks";
         if (dropout > 0) result += ", dropout";
         if (deterministic) result += ", deterministic";
@@ -79,13 +86,14 @@ struct sdpa_key_hash {
     std::size_t operator()(sdpa_key const& key) const {
         word_hash hash;
         for (auto const flag : {key.backward, key.deterministic, key.sinks, key.varied, key.dbias,
-                                key.band.from_last})
+                                key.slopes, key.band.from_last})
             hash.add(flag);
         for (auto const type : {key.type, key.bias_type}) hash.add(type);
         for (auto const number : {key.batch, key.heads, key.kv_heads, key.rows, key.keys,
-                                  key.head_dim, key.value_dim, key.band.left, key.band.right})
+                                  key.head_dim, key.value_dim, key.band.left, key.band.right,
+                                  key.row_places, key.key_places, key.diagonal})
             hash.add(number);
-        for (auto const real : {key.scale, key.dropout})
+        for (auto const real : {key.scale, key.softcap, key.dropout})
             hash.add(std::bit_cast<std::uint64_t>(real));
         for (auto const* strides : {&key.q, &key.k, &key.v, &key.o, &key.lse, &key.dout, &key.dq,
                                     &key.dk, &key.dv})
@@ -133,7 +141,8 @@ enum class sdpa_operand : std::int64_t {
     dq,
     dk,
     dv,
-    sinks,   ///< one float a head
+    slopes,  ///< one float a head
+    sinks,   ///< likewise
     dsinks,  ///< likewise, overwritten
     bias,
     dbias,
@@ -151,6 +160,7 @@ enum class sdpa_operand : std::int64_t {
     first_dv,
     addend,  ///< of a sum
     sum,     ///< of a sum, read and written
+    result,  ///< of a sum, where cuDNN writes it: the same address
     count,
 };
 

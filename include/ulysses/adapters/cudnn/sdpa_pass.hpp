@@ -110,11 +110,9 @@ class sdpa_pass {
         if (!call_.visible.present.empty())
             refuse("keys that are there lie side by side", call_.visible.present.size(),
                    " keys with holes");
-        if (call_.softcap != 0 || !call_.slopes.empty())
-            refuse("scores are changed by a bias alone", "softcap ", call_.softcap, ", ",
-                   call_.slopes.size(), " slopes");
-        if (!call_.sinks.empty() && call_.sinks.type() != dtype::f32)
-            refuse("sinks are float32", name(call_.sinks.type()));
+        for (auto const& values : {call_.sinks, call_.slopes})
+            if (!values.empty() && values.type() != dtype::f32)
+                refuse("sinks and slopes are float32", name(values.type()));
     }
 
     template <class U>
@@ -134,21 +132,27 @@ class sdpa_pass {
                   " elements of ", size, " bytes");
     }
 
+    /// Whether scores change by where they stand, so that a plan is for one part: by a bias, or by what
+    /// cuDNN has only without lengths that vary.
+    bool by_place() const {
+        return !call_.bias.empty() || call_.softcap > 0 || !call_.slopes.empty();
+    }
+
     /// Which parts go together: all that see keys, if one plan can be told what they see, else each by
-    /// itself. A bias lies by rows and keys of whole samples, so its parts go by themselves.
+    /// itself.
     std::vector<plan_parts> groups(head_view<T const> const& q) {
         std::vector<plan_parts> result;
         if (q.size() == 0) return result;
         index_range const rows{call_.query_begin, call_.query_begin + q.tokens()};
         append_parts(call_.visible, q.batch(), rows, parts_);
-        if (!call_.bias.empty()) halve_parts();
+        if (by_place()) halve_parts();
         auto const unseen =
             std::stable_partition(parts_.begin(), parts_.end(),
                                   [](sdpa_part const& part) { return part.keys.size() > 0; });
         std::span<sdpa_part const> const seen(parts_.begin(), unseen);
         auto const reach = sdpa_reach::of(call_.visible);
         auto const from_first = !call_.bias.empty() || !call_.dropout.empty();
-        auto const together = call_.bias.empty() && seen.size() > 1
+        auto const together = !by_place() && seen.size() > 1
             ? band_of(seen, reach, from_first)
             : std::nullopt;
         if (together) {
@@ -192,7 +196,7 @@ class sdpa_pass {
     /// Whether one part goes as a plan of varied lengths: by the options, or because cuDNN has no other
     /// for it.
     bool must_vary(sdpa_part const& part, sdpa_band const& band) const {
-        if (!call_.bias.empty()) return false;
+        if (by_place()) return false;
         return options_.round_lengths || (!call_.sinks.empty() && part.rows.size() == 1) ||
                (band.left >= 0 && part.rows.size() > part.keys.size());
     }
@@ -233,6 +237,11 @@ class sdpa_pass {
         key.head_dim = views.q.dim();
         key.value_dim = views.v.dim();
         key.scale = call_.scale;
+        key.softcap = call_.softcap;
+        if (!call_.slopes.empty()) {
+            key.slopes = true;
+            key.diagonal = group.parts[0].diagonal;
+        }
         key.dropout = call_.dropout.rate();
         key.band = *group.band;
         key.sinks = !call_.sinks.empty();
@@ -240,6 +249,10 @@ class sdpa_pass {
         key.k = strides_of(views.k, key.varied);
         key.v = strides_of(views.v, key.varied);
         key.o = strides_of(views.o, key.varied);
+        if (key.varied) {
+            key.row_places = views.q.batch() * views.q.tokens();
+            key.key_places = views.k.batch() * views.k.tokens();
+        }
         if (!call_.bias.empty()) add_bias(group.parts[0], key);
         return key;
     }
@@ -263,6 +276,7 @@ class sdpa_pass {
         give(sdpa_operand::k, views.k.data);
         give(sdpa_operand::v, views.v.data);
         give(sdpa_operand::o, views.o.data);
+        if (!call_.slopes.empty()) give(sdpa_operand::slopes, call_.slopes.data());
         if (!call_.sinks.empty()) give(sdpa_operand::sinks, call_.sinks.data());
         if (!call_.bias.empty()) {
             auto const& part = group.parts[0];
@@ -402,13 +416,13 @@ class sdpa_pass {
         space::copy(queue_, copies, bytes);
     }
 
-    /// Room for gradients of the keys of a part, or of all keys, packed [head, sample, key].
+    /// Room for gradients of the keys of a part, or of all keys, packed [sample, key, head]: where lengths
+    /// vary, cuDNN lays those of all query heads likewise.
     head_view<T> room_for_keys(plan_parts const& group, head_view<wide> const& like) {
         auto extents = like.extents;
         if (!group.varied) extents = keys_of(group.parts[0], like).extents;
         auto const [batch, keys, heads, dim] = extents;
-        return {memory_.template take<T>(batch * keys * heads * dim), extents,
-                {keys * dim, dim, batch * keys * dim, 1}};
+        return {memory_.template take<T>(batch * keys * heads * dim), extents};
     }
     void add_to(head_view<wide> const& to, head_view<T> const& from) {
         sum_key key;
