@@ -104,15 +104,13 @@ class sdpa_pass {
         check_rows("k", k);
         check_rows("v", v);
         check_rows("o", o);
-        auto const refuse = [](char const* rule, auto const&... values) {
-            raise(errc::unsupported, where{}, "cudnn", rule, values...);
-        };
         if (!call_.visible.present.empty())
-            refuse("keys that are there lie side by side", call_.visible.present.size(),
-                   " keys with holes");
+            raise(errc::unsupported, where{}, "cudnn", "keys that are there lie side by side",
+                  call_.visible.present.size(), " keys with holes");
         for (auto const& values : {call_.sinks, call_.slopes})
             if (!values.empty() && values.type() != dtype::f32)
-                refuse("sinks and slopes are float32", name(values.type()));
+                raise(errc::unsupported, where{}, "cudnn", "sinks and slopes are float32",
+                      name(values.type()));
     }
 
     template <class U>
