@@ -40,6 +40,8 @@ void check_copies(cuda_space::queue on, stream_owner const& stream) {
         std::mt19937 random{seed};
         auto const drawn = space_test::drawn_scene(random);
         auto blocks = drawn.blocks;
+        // Of this rank, of peers, and of no rank.
+        for (auto& block : blocks) block.peer = static_cast<int>(space_test::drawn(random, -1, 3));
         auto target = drawn.target, expected = drawn.target;
         auto const into = [&](std::vector<std::byte>& memory) {
             for (std::size_t i = 0; i < blocks.size(); ++i)
@@ -61,7 +63,7 @@ TEST_CASE("cuda_space copies by the kernel") {
     check_copies({.stream = stream.stream}, stream);
 }
 
-TEST_CASE("cuda_space copies by the copy engine, beginning with any block") {
+TEST_CASE("cuda_space copies peers' blocks by the copy engine") {
     stream_owner const stream;
     for (int const rank : {0, 1, 2}) {
         uly::cuda_work work(
@@ -71,10 +73,79 @@ TEST_CASE("cuda_space copies by the copy engine, beginning with any block") {
     }
 }
 
+TEST_CASE("the copy engine begins with the next rank, and has none of a rank's own blocks") {
+    stream_owner const stream;
+    std::vector<std::byte> const from(8);
+    std::vector<std::byte> to(8 * 8);
+    std::vector<block_copy> blocks;
+    for (int i = 0; i < 8; ++i) {
+        block_copy block;
+        block.to = to.data() + 8 * i;
+        block.from = from.data();
+        block.extents = {1, 1, 1};
+        block.row_bytes = 8;
+        block.peer = i % 4;
+        blocks.push_back(block);
+    }
+    uly::cuda_work work(
+        {.way = uly::copy_way::engine, .in_flight = 2, .rank = 2, .ranks = 4});
+    doubles::copies();
+    doubles::waits();
+    cuda_space::copy({.stream = stream.stream, .work = &work}, blocks, 0);
+    stream.wait();
+    std::vector<void const*> expected;
+    for (int const i : {3, 7, 0, 4, 1, 5}) expected.push_back(to.data() + 8 * i);
+    CHECK(doubles::copies() == expected);
+    CHECK(doubles::waits().size() == 4);  // two lanes for the stream, the stream for both
+    // Where nothing goes to a peer, no lane is used.
+    cuda_space::copy({.stream = stream.stream, .work = &work}, std::span(blocks).subspan(2, 1), 0);
+    CHECK(doubles::waits().empty());
+    stream.wait();
+}
+
+namespace {
+
+struct calls_of_engine {
+    std::int64_t row_bytes, rows, planes, calls;
+    friend bool operator==(calls_of_engine const&, calls_of_engine const&) = default;
+};
+
+calls_of_engine calls_of(std::array<std::int64_t, 3> extents, std::array<std::int64_t, 3> to,
+                         std::array<std::int64_t, 3> from, std::int64_t row_bytes) {
+    block_copy block;
+    block.extents = extents;
+    block.to_strides = to;
+    block.from_strides = from;
+    block.row_bytes = row_bytes;
+    auto const layout = uly::detail::engine_layout_of(block);
+    auto const& rest = layout.rest;
+    return {layout.row_bytes, layout.rows.extent, layout.planes.extent,
+            rest[0].extent * rest[1].extent * rest[2].extent};
+}
+
+}  // namespace
+
+TEST_CASE("the copy engine takes merged axes, rows and planes by one call") {
+    // [batch, token, head]: all back to back is one row.
+    CHECK(calls_of({2, 5, 3}, {240, 48, 16}, {240, 48, 16}, 16) == calls_of_engine{480, 1, 1, 1});
+    // Tokens of a packed tensor, a part of its heads: rows of one call, batches joined to them.
+    CHECK(calls_of({2, 5, 3}, {240, 48, 16}, {960, 192, 16}, 16) == calls_of_engine{48, 10, 1, 1});
+    // Token-major to head-major, one head: rows, and samples as planes.
+    CHECK(calls_of({2, 5, 1}, {960, 64, 0}, {480, 48, 0}, 16) == calls_of_engine{16, 5, 2, 1});
+    // Samples that are no whole number of pitches apart take a call each.
+    CHECK(calls_of({2, 5, 1}, {1000, 64, 0}, {480, 48, 0}, 16) == calls_of_engine{16, 5, 1, 2});
+    // Heads that lie inside a token's row on one side take a call each.
+    CHECK(calls_of({1, 50, 3}, {0, 64, 3200}, {0, 48, 16}, 16) == calls_of_engine{16, 50, 1, 3});
+    // A row read again and again, and pitches beyond CUDA's.
+    CHECK(calls_of({1, 5, 1}, {0, 64, 0}, {0, 0, 0}, 16) == calls_of_engine{16, 1, 1, 5});
+    CHECK(calls_of({3, 1, 1}, {std::int64_t{1} << 31, 0, 0}, {64, 0, 0}, 16) ==
+          calls_of_engine{16, 1, 1, 3});
+}
+
 TEST_CASE("cuda_space copies more blocks than a launch holds, and rows read again and again") {
     constexpr std::size_t rows = 700, bytes = 24;
     stream_owner const stream;
-    uly::cuda_work engine({.way = uly::copy_way::engine});
+    uly::cuda_work engine({.way = uly::copy_way::engine, .ranks = 2});
     for (auto* const work : {static_cast<uly::cuda_work*>(nullptr), &engine}) {
         std::vector<std::byte> const from(bytes, std::byte{7});
         std::vector<std::byte> to(rows * 3 * bytes);
@@ -86,6 +157,7 @@ TEST_CASE("cuda_space copies more blocks than a launch holds, and rows read agai
             block.extents = {1, 3, 1};
             block.to_strides = {0, bytes, 0};
             block.row_bytes = bytes;
+            block.peer = 1;
             blocks.push_back(block);
         }
         cuda_space::copy({.stream = stream.stream, .work = work}, blocks, 0);
@@ -230,6 +302,32 @@ TEST_CASE("cuda_space allocates in the order of the stream, or from an engine's 
         "memory must be available: 129 bytes"));
 }
 
+TEST_CASE("cuda_space knows memory that its device does not reach") {
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    stream_owner const stream;
+    auto* const memory =
+        static_cast<std::byte*>(cuda_space::allocate({.stream = stream.stream}, 1000));
+    void* pinned = nullptr;
+    REQUIRE(cudaHostAlloc(&pinned, 64, cudaHostAllocMapped) == cudaSuccess);
+    cuda_space::expect_memory("kit", "x", memory, memory + 999);
+    cuda_space::expect_memory("kit", "x", pinned, pinned);
+    std::vector<std::byte> const host(8);
+    auto const text_of = [](void const* first, void const* last) {
+        return text_of_error(uly::errc::invalid_tensor,
+                             [&] { cuda_space::expect_memory("kit", "x", first, last); });
+    };
+    CHECK(contains(text_of(host.data(), host.data()),
+                   "ulysses: kit: x: an operand must be memory of the rank's device: the host's, which "
+                   "CUDA does not know, the rank is on device 0"));
+    CHECK(contains(text_of(memory, memory + 1000), "the host's, which CUDA does not know"));
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    CHECK(contains(text_of(memory, memory), "memory of device 0, the rank is on device 1"));
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    cudaFreeHost(pinned);
+    cuda_space::deallocate({.stream = stream.stream}, memory, 1000);
+    stream.wait();
+}
+
 TEST_CASE("cuda_space tells CUDA's own error") {
     CHECK(
         contains(text_of_error(uly::errc::transport,
@@ -244,7 +342,7 @@ TEST_CASE("cuda_space tells CUDA's own error") {
 
 TEST_CASE("copies and sums never make the host wait, and can be captured and launched again") {
     stream_owner const stream;
-    uly::cuda_work engine({.way = uly::copy_way::engine, .in_flight = 2});
+    uly::cuda_work engine({.way = uly::copy_way::engine, .in_flight = 2, .ranks = 2});
     std::vector<float> from(64), to(64), doubled(64);
     std::array<block_copy, 2> blocks;
     for (std::size_t i = 0; i < 2; ++i) {
@@ -252,6 +350,7 @@ TEST_CASE("copies and sums never make the host wait, and can be captured and lau
         blocks[i].from = reinterpret_cast<std::byte const*>(from.data() + 32 * i);
         blocks[i].extents = {1, 1, 1};
         blocks[i].row_bytes = 128;
+        blocks[i].peer = static_cast<int>(i);
     }
     std::array<uly::sum_source, 2> sources;
     sources.fill({reinterpret_cast<std::byte const*>(to.data()), {}});

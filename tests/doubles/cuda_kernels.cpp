@@ -6,15 +6,20 @@
 #include <ulysses/adapters/cuda_flags.hpp>
 #include <ulysses/adapters/cuda_launch.hpp>
 
+#include <atomic>
+
 /// What cuda_kernels.cuh defines, with the same functors run by a stream of the double, thread after
 /// thread.
 namespace ulysses::inline ULYSSES_ABI::detail {
 
 namespace {
 
+std::atomic<int> launched{0};
+
 struct loop_launcher {
     template <class Body>
     static cudaError_t run(cudaStream_t stream, std::int64_t tiles, Body const& body) {
+        ++launched;
         return doubles::enqueue(stream, [=] {
             for (std::int64_t tile = 0; tile < tiles; ++tile)
                 for (int thread = 0; thread < block_threads; ++thread) body(tile, thread);
@@ -31,8 +36,22 @@ cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from,
                         std::span<block_sum const> sums) {
     return sums_by<loop_launcher>(stream, to, from, sums);
 }
-cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half) {
-    return loop_launcher::run(stream, 1, half);
+cudaError_t launch_flags(cudaStream_t stream, flag_fence const& fence) {
+    ++launched;
+    static std::uint64_t given_up = 1;
+    auto no_wait = fence;
+    no_wait.silent = &given_up;
+    for (int peer = 0; peer < fence.ranks; ++peer) {
+        // Ranks' streams are made in the order of ranks.
+        auto const source = doubles::number(stream) + peer - fence.rank;
+        auto const waits = peer == fence.rank || doubles::told_to_wait(stream, source);
+        auto const result = doubles::enqueue(
+            stream, [each = waits ? fence : no_wait, peer] { each(0, peer); });
+        if (result != cudaSuccess) return result;
+    }
+    return cudaSuccess;
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI::detail
+
+int doubles::launches() { return ulysses::detail::launched; }

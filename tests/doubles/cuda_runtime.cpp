@@ -5,7 +5,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -37,10 +40,13 @@ struct recording {
     std::condition_variable changed;
     bool set = false;
     CUgraph_st* capture = nullptr;  // of the capture it was recorded in
+    int stream = -1;
+    std::chrono::steady_clock::time_point when{};
 
     void complete() {
         {
             std::lock_guard const lock(mutex);
+            when = std::chrono::steady_clock::now();
             set = true;
         }
         changed.notify_all();
@@ -51,7 +57,15 @@ struct recording {
     }
 };
 
-std::atomic<int> streams_made{0}, dropped_stream{-1}, dropped_wait{-1};
+std::atomic<int> streams_made{0}, slow_stream{-1};
+std::atomic<std::chrono::microseconds> slowness{};
+std::mutex streams_mutex;
+std::set<CUstream_st*> streams;
+std::mutex seen_mutex;
+std::vector<doubles::wait> waits_seen;
+std::map<int, int> waits_of_stream;
+int dropped_stream = -1, waits_until_dropped = -1;
+std::vector<void const*> copies_seen;
 std::atomic<std::uint64_t> synchronised{0};
 std::atomic<int> allocations_left{-1};
 
@@ -73,11 +87,17 @@ struct CUevent_st {
 
 struct CUstream_st {
     int const number = streams_made++;
-    std::atomic<int> told_to_wait{0};
     CUgraph_st* capture = nullptr;  // used by the thread that captures
 
-    CUstream_st() : thread_([this] { run(); }) {}
+    CUstream_st() : thread_([this] { run(); }) {
+        std::lock_guard const lock(streams_mutex);
+        streams.insert(this);
+    }
     ~CUstream_st() {
+        {
+            std::lock_guard const lock(streams_mutex);
+            streams.erase(this);
+        }
         {
             std::lock_guard const lock(mutex_);
             ending_ = true;
@@ -115,6 +135,7 @@ struct CUstream_st {
                 next = std::move(work_.front());
                 work_.pop_front();
             }
+            if (number == slow_stream) std::this_thread::sleep_for(slowness.load());
             next();
         }
     }
@@ -141,6 +162,7 @@ struct allocation {
 };
 std::mutex memory_mutex;
 std::map<std::byte*, allocation> memory;
+std::map<std::byte*, std::size_t> pinned;    // of the host
 std::map<std::byte*, std::size_t> mappings;  // of other processes' memory
 std::size_t memory_bytes = 0;
 
@@ -170,6 +192,11 @@ std::pair<bool, allocation> forget(void* data) {
     return {true, result};
 }
 
+void remember_copy(void const* to) {
+    std::lock_guard const lock(seen_mutex);
+    copies_seen.push_back(to);
+}
+
 cudaError_t capturing_here() {
     return captures_here > 0 ? failed(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
 }
@@ -182,11 +209,35 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
     stream_of(stream).push(std::move(work));
     return cudaSuccess;
 }
-void drop_wait(int stream, int wait) {
-    dropped_stream = stream;
-    dropped_wait = wait;
+int number(cudaStream_t stream) { return stream_of(stream).number; }
+bool told_to_wait(cudaStream_t stream, int source) {
+    auto const own = number(stream);
+    std::lock_guard const lock(seen_mutex);
+    waits_seen.push_back({own, waits_of_stream[own]++, source});
+    return own != dropped_stream || waits_until_dropped-- != 0;
 }
-int waits(cudaStream_t stream) { return stream_of(stream).told_to_wait; }
+std::vector<wait> waits() {
+    std::lock_guard const lock(seen_mutex);
+    waits_of_stream.clear();
+    return std::exchange(waits_seen, {});
+}
+void drop_wait(int stream, int number) {
+    std::lock_guard const lock(seen_mutex);
+    dropped_stream = stream;
+    waits_until_dropped = number;
+}
+void finish() {
+    std::lock_guard const lock(streams_mutex);
+    for (auto* const each : streams) each->synchronise();
+}
+void slow_down(int stream, std::chrono::microseconds by) {
+    slowness = by;
+    slow_stream = stream;
+}
+std::vector<void const*> copies() {
+    std::lock_guard const lock(seen_mutex);
+    return std::exchange(copies_seen, {});
+}
 std::uint64_t synchronisations() { return synchronised; }
 std::size_t allocated_bytes() {
     std::lock_guard const lock(memory_mutex);
@@ -204,6 +255,7 @@ char const* cudaGetErrorName(cudaError_t error) {
         case cudaSuccess: return "cudaSuccess";
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
         case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
         case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
@@ -212,7 +264,20 @@ char const* cudaGetErrorName(cudaError_t error) {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
+    if (std::getenv("DOUBLES_WITHOUT_DEVICES") != nullptr) {
+        *count = 0;
+        return failed(cudaErrorNoDevice);
+    }
     *count = doubles::device_count;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+    *properties = {};
+    std::snprintf(properties->name, sizeof properties->name, "a double of the CUDA runtime");
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -286,10 +351,16 @@ cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
     if (auto const refused = capturing_here(); refused != cudaSuccess) return refused;
     ++synchronised;
     *data = std::calloc(bytes, 1);
+    std::lock_guard const lock(memory_mutex);
+    pinned[static_cast<std::byte*>(*data)] = bytes;
     return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
     ++synchronised;
+    {
+        std::lock_guard const lock(memory_mutex);
+        pinned.erase(static_cast<std::byte*>(data));
+    }
     std::free(data);
     return cudaSuccess;
 }
@@ -298,14 +369,18 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, void const* d
     *found = {};
     auto* const at = const_cast<std::byte*>(static_cast<std::byte const*>(data));
     std::lock_guard const lock(memory_mutex);
-    auto const next = memory.upper_bound(at);
-    found->type = cudaMemoryTypeUnregistered;
-    if (next == memory.begin()) return cudaSuccess;
-    auto const& [first, own] = *std::prev(next);
-    if (at >= first + std::max<std::size_t>(own.bytes, 1)) return cudaSuccess;
-    found->type = cudaMemoryTypeDevice;
-    found->device = own.device;
-    found->devicePointer = at;
+    auto const holds = [&](auto const& all, auto const& bytes_of) {
+        auto const next = all.upper_bound(at);
+        return next != all.begin() &&
+               at < std::prev(next)->first + std::max<std::size_t>(bytes_of(std::prev(next)), 1);
+    };
+    auto const plain = [](auto const& each) { return each->second; };
+    auto const in_device = holds(memory, [](auto const& each) { return each->second.bytes; });
+    found->type = in_device              ? cudaMemoryTypeDevice
+                  : holds(pinned, plain) ? cudaMemoryTypeHost
+                                         : cudaMemoryTypeUnregistered;
+    if (in_device) found->device = std::prev(memory.upper_bound(at))->second.device;
+    if (found->type != cudaMemoryTypeUnregistered) found->devicePointer = at;
     return cudaSuccess;
 }
 
@@ -314,16 +389,35 @@ cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream
 }
 cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
+    remember_copy(to);
     return doubles::enqueue(stream, [=] { std::memcpy(to, from, bytes); });
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, void const* from,
                               std::size_t from_pitch, std::size_t width, std::size_t height,
                               cudaMemcpyKind, cudaStream_t stream) {
-    if (width > to_pitch || width > from_pitch) return failed(cudaErrorInvalidPitchValue);
+    if (width > to_pitch || width > from_pitch || std::max(to_pitch, from_pitch) > 0x7fffffff)
+        return failed(cudaErrorInvalidPitchValue);
+    remember_copy(to);
     return doubles::enqueue(stream, [=] {
         for (std::size_t i = 0; i < height; ++i)
             std::memcpy(static_cast<std::byte*>(to) + i * to_pitch,
                         static_cast<std::byte const*>(from) + i * from_pitch, width);
+    });
+}
+
+cudaError_t cudaMemcpy3DAsync(cudaMemcpy3DParms const* call, cudaStream_t stream) {
+    auto const &to = call->dstPtr, &from = call->srcPtr;
+    auto const [width, height, depth] = call->extent;
+    if (width > to.pitch || width > from.pitch) return failed(cudaErrorInvalidPitchValue);
+    if (height > to.ysize || height > from.ysize) return failed(cudaErrorInvalidValue);
+    remember_copy(to.ptr);
+    return doubles::enqueue(stream, [=, width = width, height = height, depth = depth] {
+        for (std::size_t i = 0; i < depth; ++i)
+            for (std::size_t j = 0; j < height; ++j)
+                std::memcpy(static_cast<std::byte*>(to.ptr) + (i * to.ysize + j) * to.pitch,
+                            static_cast<std::byte const*>(from.ptr) +
+                                (i * from.ysize + j) * from.pitch,
+                            width);
     });
 }
 
@@ -382,6 +476,12 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
     *event = new CUevent_st;
     return cudaSuccess;
 }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begun, cudaEvent_t done) {
+    std::scoped_lock const lock(begun->mutex, done->mutex);
+    std::chrono::duration<float, std::milli> const taken = done->latest->when - begun->latest->when;
+    *milliseconds = taken.count();
+    return cudaSuccess;
+}
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     delete event;
     return cudaSuccess;
@@ -390,6 +490,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     auto& on = stream_of(stream);
     auto const made = std::make_shared<recording>();
     made->capture = on.capture;
+    made->stream = on.number;
     {
         std::lock_guard const lock(event->mutex);
         event->latest = made;
@@ -405,8 +506,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         seen = event->latest;
     }
     if (seen == nullptr) return cudaSuccess;  // CUDA's rule: what was never recorded is complete
-    auto const number = on.told_to_wait++;
-    if (on.number == dropped_stream && number == dropped_wait) return cudaSuccess;
+    if (!doubles::told_to_wait(stream, seen->stream)) return cudaSuccess;
     if (on.capture == nullptr && seen->capture != nullptr) {
         on.capture = seen->capture;
         on.capture->joined.push_back(&on);

@@ -3,9 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 /// A double of the CUDA runtime, for tests of host code without a GPU: device memory is memory of the
 /// host, a stream is a thread that runs its work in order, an event is set by the stream it was recorded
@@ -20,11 +22,32 @@ inline constexpr int device_count = 2;
 /// Runs `work` on the stream's thread, after what the stream has: a kernel or a host function.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 
-/// Streams are numbered from 0 as they are created. The stream of that number does not wait the `wait`th
-/// time that it is told to; -1: all do.
-void drop_wait(int stream, int wait);
-/// How often a stream has been told to wait.
-int waits(cudaStream_t stream);
+/// Streams are numbered from 0 as they are created.
+int number(cudaStream_t stream);
+
+/// A stream's being told to wait for another.
+struct wait {
+    int stream, number;  ///< since the last call of `waits`, the stream's how many-th, from 0
+    int source;          ///< the stream that is waited for
+};
+/// Those since the last call.
+std::vector<wait> waits();
+/// Makes none of a stream's `number`th wait from here on, from 0; -1: all wait.
+void drop_wait(int stream, int number);
+/// For waits that are not made by an event: counts one, and says whether to wait.
+bool told_to_wait(cudaStream_t stream, int source);
+
+/// Waits for all streams.
+void finish();
+
+/// Makes each work of a stream begin so much later; -1: of none.
+void slow_down(int stream, std::chrono::microseconds by);
+
+/// Kernels launched since the start.
+int launches();
+
+/// Where the copy engines were told to write since the last call, in the order of the calls.
+std::vector<void const*> copies();
 
 /// Calls that made the host wait for the device, or gave or took memory at once, since the start.
 std::uint64_t synchronisations();

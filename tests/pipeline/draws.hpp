@@ -3,6 +3,11 @@
 
 #include "harness.hpp"
 
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
 /// Problems drawn at random: the same from one seed everywhere.
 namespace pipeline_test {
 
@@ -164,6 +169,70 @@ inline problem<float> random_problem(std::uint64_t seed, std::mt19937_64& random
     auto p = make_problem<float>(seed, layer, batch, tokens, keys);
     random_packing(random, p);
     return p;
+}
+
+struct drawn_problem {
+    problem<double> whole;
+    orders queries, keys;
+
+    ulysses::sequence step() const { return whole.step(queries, keys); }
+    std::string text() const {
+        return ulysses::concat(whole.text(), ", ", whole.layer.chunks,
+                           whole.layer.overlap ? " chunks, overlapped" : " chunks", ", keep ",
+                           static_cast<int>(whole.layer.keep));
+    }
+};
+
+/// Layers and steps of any kind, or with two of what a layer may ask for; in chunks, by keep policy, with
+/// tokens that all ranks hold.
+inline drawn_problem draw_problem(std::uint64_t seed, int ranks) {
+    std::mt19937_64 random{seed};
+    auto const a_feature = [&] { return static_cast<feature>(below(random, feature_count)); };
+    auto const one = a_feature(), other = a_feature();
+    drawn_problem drawn{.whole = seed % 2 == 0 ? converted<double>(random_problem(seed, random))
+                                               : problem_with<double>(seed, one, other),
+                        .queries = {},
+                        .keys = {}};
+    auto& p = drawn.whole;
+    constexpr ulysses::keep policies[] = {ulysses::keep::exchanged, ulysses::keep::local, ulysses::keep::nothing};
+    p.layer.keep = policies[seed / 2 % 3];
+    if (below(random, 2) == 0) {
+        p.layer.chunks = 1 + below(random, p.layer.kv_heads);
+        p.layer.overlap = p.layer.chunks > 1 && below(random, 3) != 0;
+    }
+    auto const plain = p.keys == p.tokens && p.positions.empty();
+    drawn.queries = plain && below(random, 3) == 0
+                        ? replicated_front(below(random, p.tokens + 1), p.tokens, ranks)
+                        : random_orders(random, p.tokens, ranks);
+    if (p.keys != p.tokens) drawn.keys = random_orders(random, p.keys, ranks);
+    return drawn;
+}
+
+/// One rank's results; what is not its own is NaN, or 0 in a sum.
+using bytes = std::vector<std::byte>;
+inline bytes bytes_of(results<double> const& r) {
+    bytes all;
+    for (auto const* each : {&r.o, &r.dq, &r.dk, &r.dv, &r.lse, &r.dsinks, &r.dbias}) {
+        auto const part = std::as_bytes(std::span(each->memory));
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+}
+
+template <class Comm>
+bytes results_of(Comm const& ranks, drawn_problem const& drawn) {
+    results<double> own(drawn.whole);
+    compute_rank(ranks, drawn.whole, drawn.step(), builtin_attention{}, own);
+    return bytes_of(own);
+}
+
+/// Of each of as many threads.
+inline std::vector<bytes> results_of_threads(int ranks, drawn_problem const& drawn) {
+    std::vector<bytes> all(static_cast<std::size_t>(ranks));
+    ulysses::threads::run(ranks, [&](ulysses::threads::communicator thread) {
+        all[static_cast<std::size_t>(thread.rank())] = results_of(thread, drawn);
+    });
+    return all;
 }
 
 }  // namespace pipeline_test

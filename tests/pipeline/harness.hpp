@@ -273,9 +273,8 @@ void collect_log_sum_exp(Context const& saved, ulysses::plan const& moves,
 }
 
 /// The backward call that the keep policy asks for.
-template <class Pipeline, class Context, class T>
-void attend_backward(Pipeline& layer, ulysses::sequence const& step, Context& saved,
-                     local_problem<T>& l) {
+template <class Pipeline, class Context, class Local>
+void attend_backward(Pipeline& layer, ulysses::sequence const& step, Context& saved, Local& l) {
     if (layer.layer().keep == ulysses::keep::exchanged)
         layer.attend_backward(step, saved, l.dout, l.dq, l.dk, l.dv, l.logits, l.dlogits());
     else

@@ -1,6 +1,8 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/adapters/cuda_call.hpp>
+#include <ulysses/adapters/cuda_engine.hpp>
 #include <ulysses/config/macros.hpp>
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/number.hpp>
@@ -8,12 +10,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -26,7 +27,7 @@ namespace ulysses::inline ULYSSES_ABI {
 /// How blocks are copied.
 enum class copy_way : std::uint8_t {
     kernel,  ///< all blocks of a call by one launch
-    engine,  ///< each block by the copy engines, several in flight
+    engine,  ///< blocks of peers by the copy engines, several in flight; own ones by one launch
 };
 
 /// Memory of an engine in place of cudaMallocAsync: `allocate(context, bytes, stream)` returns memory
@@ -40,20 +41,6 @@ struct cuda_memory {
 
 namespace detail {
 
-/// *Throws* `transport_error` with CUDA's own name and number of the error.
-inline void expect_cuda(cudaError_t result, std::string_view call, where at = {}) {
-    if (result == cudaSuccess) return;
-    static_cast<void>(cudaGetLastError());  // else the next call reports it again
-    raise(errc::transport, at, "cuda", "a call of CUDA must succeed", call, ": ",
-          cudaGetErrorName(result), " (", static_cast<int>(result), ")");
-}
-
-inline bool captured(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    expect_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    return status != cudaStreamCaptureStatusNone;
-}
-
 /// Each executes its list on the stream, by as few launches as hold it. Defined in cuda_kernels.cuh.
 cudaError_t launch_copies(cudaStream_t stream, std::span<block_copy const> blocks);
 /// *Shape*: types as `dtype_of` has them; no sum of more than `largest_device_sum` sources.
@@ -61,117 +48,16 @@ cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from, std::span<blo
 
 inline constexpr std::size_t largest_device_sum = 768;
 
-/// One half of a fence by flags; see cuda_flags.hpp.
+/// See cuda_flags.hpp.
 struct flag_fence;
-cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half);
-
-/// Work that runs beside a stream: begins after what the stream has, and the stream goes on after it.
-class cuda_lanes {
-   public:
-    cuda_lanes() = default;
-    /// *Throws* `transport_error`.
-    explicit cuda_lanes(int count) {
-        lanes_.reserve(static_cast<std::size_t>(count));
-        for (int i = 0; i < count; ++i) {
-            auto& lane = lanes_.emplace_back();
-            expect_cuda(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking),
-                        "cudaStreamCreateWithFlags");
-            expect_cuda(cudaEventCreateWithFlags(&lane.done, cudaEventDisableTiming),
-                        "cudaEventCreateWithFlags");
-        }
-        expect_cuda(cudaEventCreateWithFlags(&begun_, cudaEventDisableTiming),
-                    "cudaEventCreateWithFlags");
-    }
-    cuda_lanes(cuda_lanes const&) = delete;
-    cuda_lanes& operator=(cuda_lanes const&) = delete;
-    ~cuda_lanes() {
-        for (auto const& lane : lanes_) {
-            if (lane.done != nullptr) cudaEventDestroy(lane.done);
-            if (lane.stream != nullptr) cudaStreamDestroy(lane.stream);
-        }
-        if (begun_ != nullptr) cudaEventDestroy(begun_);
-    }
-
-    std::size_t size() const { return lanes_.size(); }
-    cudaStream_t stream(std::size_t lane) const { return lanes_[lane].stream; }
-
-    void fork(cudaStream_t from) {
-        expect_cuda(cudaEventRecord(begun_, from), "cudaEventRecord");
-        for (auto const& lane : lanes_)
-            expect_cuda(cudaStreamWaitEvent(lane.stream, begun_, 0), "cudaStreamWaitEvent");
-    }
-    void join(cudaStream_t to) {
-        for (auto const& lane : lanes_) {
-            expect_cuda(cudaEventRecord(lane.done, lane.stream), "cudaEventRecord");
-            expect_cuda(cudaStreamWaitEvent(to, lane.done, 0), "cudaStreamWaitEvent");
-        }
-    }
-
-   private:
-    struct lane_type {
-        cudaStream_t stream = nullptr;
-        cudaEvent_t done = nullptr;
-    };
-    std::vector<lane_type> lanes_;
-    cudaEvent_t begun_ = nullptr;
-};
-
-/// One axis of a strided copy, in bytes.
-struct copy_axis {
-    std::int64_t extent, to, from;
-};
-
-/// `block` by the copy engine: axes that lie back to back on both sides become one, and what is
-/// left is one copy, or one for each index of the axes that a pitched copy cannot take.
-inline void engine_copy(cudaStream_t stream, block_copy const& block) {
-    if (block.bytes() == 0) return;
-    auto row = block.row_bytes;
-    std::array<copy_axis, 3> axes{};  // from the innermost
-    std::size_t count = 0;
-    for (std::size_t axis = 3; axis-- > 0;) {
-        copy_axis const next{block.extents[axis], block.to_strides[axis], block.from_strides[axis]};
-        if (next.extent == 1) continue;
-        if (count == 0 && next.to == row && next.from == row) {
-            row *= next.extent;
-        } else if (count > 0 && next.to == axes[count - 1].to * axes[count - 1].extent &&
-                   next.from == axes[count - 1].from * axes[count - 1].extent) {
-            axes[count - 1].extent *= next.extent;
-        } else {
-            axes[count++] = next;
-        }
-    }
-    // The longest axis is pitched, as the others take a call for each index. A row that is read again
-    // and again, by a stride of 0, has no pitch.
-    copy_axis pitched{1, row, row};
-    std::size_t longest = count;
-    for (std::size_t i = 0; i < count; ++i)
-        if (std::min(axes[i].to, axes[i].from) >= row && axes[i].extent > pitched.extent) {
-            pitched = axes[i];
-            longest = i;
-        }
-    if (longest < count) axes[longest] = {};
-    for (auto& each : axes)
-        if (each.extent == 0) each = {1, 0, 0};
-    auto const size = [](std::int64_t bytes) { return static_cast<std::size_t>(bytes); };
-    for (std::int64_t i = 0; i < axes[2].extent; ++i)
-        for (std::int64_t j = 0; j < axes[1].extent; ++j)
-            for (std::int64_t k = 0; k < axes[0].extent; ++k) {
-                auto const to = i * axes[2].to + j * axes[1].to + k * axes[0].to;
-                auto const from = i * axes[2].from + j * axes[1].from + k * axes[0].from;
-                expect_cuda(cudaMemcpy2DAsync(block.to + to, size(pitched.to), block.from + from,
-                                              size(pitched.from), size(row), size(pitched.extent),
-                                              cudaMemcpyDefault, stream),
-                            "cudaMemcpy2DAsync");
-            }
-}
+cudaError_t launch_flags(cudaStream_t stream, flag_fence const& fence);
 
 }  // namespace detail
 
 struct cuda_options {
     copy_way way = copy_way::kernel;
     int in_flight = 4;  ///< lanes of `copy_way::engine`
-    /// Which part of a list of blocks goes first by `copy_way::engine`, as rank r of P: ranks that
-    /// begin with different peers do not meet at one.
+    /// By `copy_way::engine` rank r of P begins with peer r + 1: ranks do not meet at one.
     int rank = 0, ranks = 1;
 };
 
@@ -184,8 +70,26 @@ class cuda_work {
     explicit cuda_work(cuda_options const& given = {}, where at = where::here())
         : options_(given), lanes_(checked(given, at)) {}
 
-    cuda_options const& options() const { return options_; }
-    detail::cuda_lanes& lanes() { return lanes_; }
+    bool by_engine() const { return options_.way == copy_way::engine; }
+
+    /// Peers' blocks by the copy engines, beside the launch of the others.
+    void copy(cudaStream_t stream, std::span<block_copy const> blocks) {
+        own_.clear();
+        for (auto const& block : blocks)
+            if (!of_peer(block)) own_.push_back(block);
+        auto const remote = blocks.size() - own_.size();
+        auto const lanes = lanes_.fork(stream, remote);
+        std::size_t next = 0;
+        for (int i = 1; i < options_.ranks && remote > 0; ++i) {
+            auto const peer = (options_.rank + i) % options_.ranks;
+            for (auto const& block : blocks)
+                if (block.peer == peer)
+                    detail::engine_copy(lanes_.stream(next++ % lanes), block);
+        }
+        if (!own_.empty())
+            detail::expect_cuda(detail::launch_copies(stream, own_), "copy kernel");
+        lanes_.join(stream, lanes);
+    }
 
    private:
     static int checked(cuda_options const& given, where at) {
@@ -195,9 +99,13 @@ class cuda_work {
                   ", rank ", given.rank, " of ", given.ranks);
         return given.way == copy_way::engine ? given.in_flight : 0;
     }
+    bool of_peer(block_copy const& block) const {
+        return block.peer >= 0 && block.peer < options_.ranks && block.peer != options_.rank;
+    }
 
     cuda_options options_;
     detail::cuda_lanes lanes_;
+    std::vector<block_copy> own_;
 };
 
 /// Device memory of the current device.
@@ -242,20 +150,29 @@ struct cuda_space {
     }
 
     static void copy(queue on, std::span<block_copy const> blocks, std::size_t) {
-        if (on.work == nullptr || on.work->options().way == copy_way::kernel) {
-            detail::expect_cuda(detail::launch_copies(on.stream, blocks), "copy kernel");
-            return;
+        if (on.work != nullptr && on.work->by_engine())
+            return on.work->copy(on.stream, blocks);
+        detail::expect_cuda(detail::launch_copies(on.stream, blocks), "copy kernel");
+    }
+
+    /// *Throws* `invalid_tensor` unless the operand's first and last bytes are memory of the calling
+    /// thread's device, or the host's that CUDA has mapped for it.
+    static void expect_memory(std::string_view call, std::string_view name, void const* first,
+                              void const* last, where at = where::here()) {
+        int here = 0;
+        detail::expect_cuda(cudaGetDevice(&here), "cudaGetDevice", at);
+        for (auto const* const each : {first, last}) {
+            cudaPointerAttributes found{};
+            detail::expect_cuda(cudaPointerGetAttributes(&found, each), "cudaPointerGetAttributes",
+                                at);
+            auto const elsewhere = found.type == cudaMemoryTypeDevice && found.device != here;
+            if (found.devicePointer == nullptr || elsewhere)
+                raise(errc::invalid_tensor, at, concat(call, ": ", name),
+                      "an operand must be memory of the rank's device",
+                      elsewhere ? concat("memory of device ", found.device)
+                                : std::string("the host's, which CUDA does not know"),
+                      ", the rank is on device ", here);
         }
-        if (blocks.empty()) return;
-        auto const& options = on.work->options();
-        auto& lanes = on.work->lanes();
-        lanes.fork(on.stream);
-        auto const first = blocks.size() * static_cast<std::size_t>(options.rank) /
-                           static_cast<std::size_t>(options.ranks);
-        for (std::size_t i = 0; i < blocks.size(); ++i)
-            detail::engine_copy(lanes.stream(i % lanes.size()),
-                                blocks[(first + i) % blocks.size()]);
-        lanes.join(on.stream);
     }
 
     /// *Throws* `unsupported` for more sources than a launch holds.

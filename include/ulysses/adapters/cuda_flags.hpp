@@ -52,31 +52,29 @@ inline constexpr int most_flag_ranks = 256;
 inline constexpr std::int64_t flag_words = 8;
 
 /// What a rank's fences need. Each rank has a board: a flag for every rank, and counts of its own.
-/// Thread p deals with rank p: it tells its board, or waits for its flag on the own one.
+/// Thread p deals with rank p: it tells its board, and waits for its flag on the own one.
 struct flag_fence {
     int rank = 0, ranks = 0;
-    bool waits = false;  ///< the second half: wait for what the first half of others tells
-    std::uint64_t* silent = nullptr;  ///< host memory: 1 + a rank that was silent too long
-    std::uint64_t deadline = 0;       ///< nanoseconds
+    /// Host memory: 0, 1 + a rank that was silent too long, or `gave_up`, by which the host ends all
+    /// waiting.
+    std::uint64_t* silent = nullptr;
+    std::uint64_t deadline = 0;  ///< nanoseconds
     std::uint64_t* boards[most_flag_ranks] = {};
 
-    static constexpr std::int64_t words(int ranks) { return 3 * ranks * flag_words; }
+    static constexpr std::uint64_t gave_up{~std::uint64_t{0}};
+    static constexpr std::int64_t words(int ranks) { return 2 * ranks * flag_words; }
 
     ULYSSES_HD void operator()(std::int64_t, int thread) const {
         if (thread >= ranks) return;
         auto* const own = boards[rank];
-        auto& fences = own[(ranks * (waits ? 2 : 1) + thread) * flag_words];
-        ++fences;
-        if (!waits) {
-            store_release(boards[thread] + rank * flag_words, fences);
-            return;
-        }
+        auto const fences = ++own[(ranks + thread) * flag_words];
+        store_release(boards[thread] + rank * flag_words, fences);
         auto const begun = clock_now();
-        while (load_acquire(own + thread * flag_words) < fences) {
-            if (clock_now() - begun > deadline) {
-                store_release(silent, static_cast<std::uint64_t>(thread) + 1);
-                return;
-            }
+        // The host's memory is far, and looked at now and then.
+        for (unsigned round = 1; load_acquire(own + thread * flag_words) < fences; ++round) {
+            if (round % 64 == 0 && load_acquire(silent) != 0) return;
+            if (clock_now() - begun > deadline)
+                return store_release(silent, static_cast<std::uint64_t>(thread) + 1);
             let_others_run();
         }
     }

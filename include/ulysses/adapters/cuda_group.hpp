@@ -7,6 +7,7 @@
 #include <ulysses/core/error.hpp>
 
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,7 +27,7 @@ namespace ulysses::inline ULYSSES_ABI::cuda_peers {
 /// How the streams of ranks are ordered at a fence.
 enum class fence_way : std::uint8_t {
     events,  ///< each stream waits for an event of every other; ranks of one process only
-    flags,   ///< a kernel writes flags into the others' memory, one waits for theirs
+    flags,   ///< a kernel writes flags into the others' memory and waits for theirs
 };
 
 struct options {
@@ -38,7 +39,7 @@ struct options {
     int in_flight = 4;  ///< of `copy_way::engine`
     cuda_memory const* memory =
         nullptr;  ///< of scratch memory and contexts; windows are cudaMalloc's
-    /// How long a device waits for a flag before the next fence is `timed_out`.
+    /// How long a stream waits for a flag before its rank's next fence is `timed_out`.
     std::chrono::milliseconds deadline = std::chrono::seconds(600);
 };
 
@@ -123,10 +124,11 @@ struct window_record {
     cudaIpcMemHandle_t handle{};
 };
 
+/// Another in each process, also in one that fork made of this.
 inline std::uint64_t number_of_process() {
-    static std::uint64_t const number =
+    static std::uint64_t const drawn =
         (std::uint64_t{std::random_device{}()} << 32) ^ std::random_device{}();
-    return number;
+    return drawn + static_cast<std::uint64_t>(getpid());
 }
 
 /// What the handles of one rank share.
@@ -203,40 +205,34 @@ class rank_state {
         expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     }
 
-    /// The first half of a fence: what the stream has been given is done before what others wait for.
-    /// What fails goes into the status.
-    void tell(fence_status& status) {
-        told_ = false;
+    /// Before ranks meet at a fence. What fails goes into the status.
+    void arrive(fence_status& status) {
         if (ranks_ == 1) return;
         if (by_flags_) {
             if (auto const silent = ulysses::detail::load_acquire(silent_))
-                return status.fail(
-                    errc::timed_out,
-                    concat("ulysses: fence: a stream must arrive within the deadline: rank ", rank_,
-                           " waited ", given.deadline.count(), " ms for rank ", silent - 1));
-        } else if (ulysses::detail::captured(stream)) {
+                status.fail(errc::timed_out,
+                            concat("ulysses: fence: a stream must arrive within the deadline: rank ",
+                                   rank_, " waited ", given.deadline.count(), " ms for rank ",
+                                   silent - 1));
+            return;
+        }
+        if (ulysses::detail::captured(stream))
             return status.fail(
                 errc::unsupported,
                 concat("ulysses: fence: calls are captured with fence_way::flags only: rank ",
                        rank_, " orders its stream by events"));
-        }
-        auto const result = by_flags_ ? ulysses::detail::launch_flags(stream, flags_)
-                                      : cudaEventRecord(fences_[parity_]->get(), stream);
-        told_ = result == cudaSuccess;
-        if (!told_)
+        auto const result = cudaEventRecord(fences_[parity_]->get(), stream);
+        if (result != cudaSuccess)
             status.fail(errc::transport, concat("ulysses: fence: a call of CUDA must succeed: ",
                                                 cudaGetErrorName(result), " (",
                                                 static_cast<int>(result), ") on rank ", rank_));
     }
 
-    /// The other half, when every rank has made the first. *Throws* `transport_error`.
-    void wait() {
-        if (!told_) return;
-        if (by_flags_) {
-            auto half = flags_;
-            half.waits = true;
-            return expect_cuda(ulysses::detail::launch_flags(stream, half), "fence kernel");
-        }
+    /// When every rank has arrived and none has failed. *Throws* `transport_error`.
+    void pass() {
+        if (ranks_ == 1) return;
+        if (by_flags_)
+            return expect_cuda(ulysses::detail::launch_flags(stream, flags_), "fence kernel");
         for (int r = 0; r < ranks_; ++r)
             if (r != rank_)
                 expect_cuda(
@@ -244,6 +240,16 @@ class rank_state {
                     "cudaStreamWaitEvent");
         // Recorded again after a fence that every rank comes to when it has waited for this.
         parity_ ^= 1u;
+    }
+
+    /// Waits for what the stream has. *Throws* `transport_error`.
+    void drain() const {
+        if (!ulysses::detail::captured(stream))
+            expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    }
+    /// When the group cannot go on: what waits for flags on this rank's stream ends.
+    void give_up() const {
+        if (silent_ != nullptr) ulysses::detail::store_release(silent_, flag_fence::gave_up);
     }
 
     /// This rank's part of a window, and what others need to reach it.
@@ -317,7 +323,7 @@ class rank_state {
     }
 
     int rank_, ranks_, device_ = 0;
-    bool by_flags_, others_elsewhere_ = false, told_ = false;
+    bool by_flags_, others_elsewhere_ = false;
     unsigned parity_ = 0;
     std::uint64_t window_number_ = 0;
     std::unique_ptr<process_group> candidate_;

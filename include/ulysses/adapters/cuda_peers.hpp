@@ -67,28 +67,104 @@ class communicator {
     Host const& host() const { return host_; }
 
     /// What a rank's stream had been given before is done before what any rank's stream is given after.
-    /// *Blocking*: until every rank has arrived, not for the device. *Throws* as the host's fence;
-    /// `unsupported` while a stream is captured and ranks order their streams by events.
+    /// *Blocking*: until every rank has arrived, not for the device; for the streams as well when it
+    /// throws an error that the group goes on after. *Throws* as the host's fence; `unsupported`
+    /// while a stream is captured and ranks order their streams by events.
     void fence(fence_status const& status) const {
-        auto told = status;
-        state_->tell(told);
-#if ULYSSES_EXCEPTIONS
-        try {
+        collectively([&] {
+            auto told = status;
+            state_->arrive(told);
             host_.fence(told);
-        } catch (error const& e) {
-            // Whoever can go on after this is ordered as if nothing had been thrown.
-            if (e.code() != errc::peer_failed && e.code() != errc::timed_out &&
-                e.code() != errc::transport)
-                state_->wait();
-            throw;
-        }
-#else
-        host_.fence(told);
-#endif
-        state_->wait();
+        });
+        state_->pass();
     }
 
     window_type make_window(std::size_t bytes) const {
+        return collectively([&] { return made_window(bytes); });
+    }
+
+    window_type shared_window(arena which, std::size_t bytes) const {
+        auto& window = state_->shared[static_cast<std::size_t>(which)];
+        if (!window || window->bytes < bytes) window = make_window(bytes);
+        return window;
+    }
+    std::size_t shared_window_bytes(arena which) const {
+        auto const& window = state_->shared[static_cast<std::size_t>(which)];
+        return window ? window->bytes : 0;
+    }
+    std::byte* address(window_type const& window, int rank) const {
+        return window->memory[static_cast<std::size_t>(rank)].get();
+    }
+
+    /// Lets go of the group's shared windows on this rank; on every rank between the same two calls.
+    void close() const {
+        for (auto& window : state_->shared) window.reset();
+    }
+
+    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all) const {
+        collectively([&] { host_.all_gather(mine, all); });
+    }
+    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all,
+                    fence_status const& status) const requires requires(Host const& host) {
+        host.all_gather(mine, all, status);
+    }
+    {
+        collectively([&] { host_.all_gather(mine, all, status); });
+    }
+    void broadcast(std::span<std::byte> data, int root) const {
+        collectively([&] { host_.broadcast(data, root); });
+    }
+    template <class T>
+        requires reduces<Host>
+    void all_reduce(std::span<T> values, reduction op) const {
+        collectively([&] { host_.all_reduce(values, op); });
+    }
+    void leave(std::string_view text) const requires can_leave<Host> {
+        state_->give_up();
+        host_.leave(text);
+    }
+
+    /// The new group's streams are those of this one.
+    communicator split(int color, int key) const requires splits<Host> {
+        return {collectively([&] { return host_.split(color, key); }), state_->stream,
+                state_->given};
+    }
+
+   private:
+    /// Runs a collective call of the host's. After an error that every rank has, whichever call it is
+    /// in, the group goes on with streams that have nothing to do, as their fences were not passed
+    /// alike; else nobody on this rank waits for flags that may never come.
+    template <class Body>
+    decltype(auto) collectively(Body const& body) const {
+#if ULYSSES_EXCEPTIONS
+        try {
+            return body();
+        } catch (error const& e) {
+            if (!ends_group(e.code())) settle();
+            else state_->give_up();
+            throw;
+        }
+#else
+        return body();
+#endif
+    }
+    void settle() const {
+        fence_status status;
+        guarded(status, [&] { state_->drain(); });
+#if ULYSSES_EXCEPTIONS
+        try {
+            host_.fence(status);
+        } catch (...) {
+            state_->give_up();
+            throw;
+        }
+#endif
+    }
+    static bool ends_group(errc code) {
+        return code == errc::peer_failed || code == errc::timed_out || code == errc::transport;
+    }
+
+    window_type made_window(std::size_t bytes) const {
         auto& own = *state_;
         fence_status status;
         detail::window_record record;
@@ -113,44 +189,6 @@ class communicator {
         return parts;
     }
 
-    window_type shared_window(arena which, std::size_t bytes) const {
-        auto& window = state_->shared[static_cast<std::size_t>(which)];
-        if (!window || window->bytes < bytes) window = make_window(bytes);
-        return window;
-    }
-    std::size_t shared_window_bytes(arena which) const {
-        auto const& window = state_->shared[static_cast<std::size_t>(which)];
-        return window ? window->bytes : 0;
-    }
-    std::byte* address(window_type const& window, int rank) const {
-        return window->memory[static_cast<std::size_t>(rank)].get();
-    }
-
-    /// Lets go of the group's shared windows on this rank; on every rank between the same two calls.
-    void close() const {
-        for (auto& window : state_->shared) window.reset();
-    }
-
-    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all) const {
-        host_.all_gather(mine, all);
-    }
-    void all_gather(std::span<std::byte const> mine, std::span<std::byte> all,
-                    fence_status const& status) const requires requires(Host const& host) {
-        host.all_gather(mine, all, status);
-    }
-    { host_.all_gather(mine, all, status); }
-    void broadcast(std::span<std::byte> data, int root) const { host_.broadcast(data, root); }
-    template <class T>
-        requires reduces<Host>
-    void all_reduce(std::span<T> values, reduction op) const { host_.all_reduce(values, op); }
-    void leave(std::string_view text) const requires can_leave<Host> { host_.leave(text); }
-
-    /// The new group's streams are those of this one.
-    communicator split(int color, int key) const requires splits<Host> {
-        return {host_.split(color, key), state_->stream, state_->given};
-    }
-
-   private:
     /// Every rank's record, in rank order; every rank throws alike when one of them brings a failure.
     template <class Record>
     std::vector<Record> gathered(Record const& mine, fence_status const& status) const {

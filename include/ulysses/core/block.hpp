@@ -19,6 +19,7 @@ struct block_copy {
     std::array<std::int64_t, 3> from_strides{};
     std::int64_t row_bytes = 0;
     std::int64_t to_padding = 0;  ///< bytes after each destination row that may be overwritten
+    int peer = -1;  ///< the rank in whose memory one side lies; -1, or the own rank: none
 
     constexpr std::int64_t bytes() const {
         return extents[0] * extents[1] * extents[2] * row_bytes;

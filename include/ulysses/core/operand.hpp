@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -161,6 +163,20 @@ void check_output(std::string_view call, std::string_view name, tensor_view<T, L
         raise(errc::invalid_tensor, at, concat(call, ": ", name),
               "elements of an output must not overlap", "extents ", detail::text_of(view.extents),
               ", strides ", detail::text_of(view.strides));
+}
+
+/// Checks that the operand is memory of the space, where that can be asked.
+template <class Space, class T, class Layout>
+void check_memory(std::string_view call, std::string_view name, tensor_view<T, Layout> const& view,
+                  where at = where::here()) {
+    if constexpr (requires { Space::expect_memory(call, name, view.data, view.data, at); }) {
+        if (view.size() == 0) return;
+        auto const* const bytes = reinterpret_cast<std::byte const*>(view.data);
+        auto const elements = detail::footprint(view.extents, view.strides,
+                                                std::numeric_limits<std::int64_t>::max());
+        Space::expect_memory(call, name, bytes,
+                             bytes + elements * static_cast<std::int64_t>(sizeof(T)) - 1, at);
+    }
 }
 
 /// Checks that an output shares no element with another operand.

@@ -37,6 +37,8 @@ struct block_sum {
 ///    `group_bytes` is what all ranks together move in the same exchange, for choosing how to
 ///    store.
 /// 4. `add<To, From>(queue, sums)` executes the sums in any order; no two destinations overlap.
+/// 5. It may have `expect_memory(call, name, first, last, at)`, which throws `invalid_tensor` unless
+///    the bytes of the operand from `first` to `last` are its memory.
 template <class S>
 concept space = requires(typename S::queue queue, void* memory, std::size_t bytes,
                          std::span<block_copy const> blocks, std::span<block_sum const> sums) {

@@ -77,6 +77,7 @@ class exchange {
             if (auto* const begin = region_of(block.peer)) {
                 set_to(copy, region_rows(block, begin, place));
                 copy.to_padding = place.pitch - place.row_bytes;
+                copy.peer = block.peer;
                 list(outward_, copy);
             } else {
                 copy.to_strides = row_strides(block.message_strides, place.row_bytes);
@@ -378,6 +379,7 @@ class exchange {
         set_to(copy, local_rows(block, local));
         if (auto* const begin = region_of(block.peer)) {
             set_from(copy, region_rows(block, begin, place));
+            copy.peer = block.peer;
             list(inward_, copy);
         } else {
             copy.from_strides = row_strides(block.message_strides, place.row_bytes);

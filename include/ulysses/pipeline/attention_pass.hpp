@@ -153,6 +153,7 @@ class attention_pass {
         };
         call.guard([&] {
             prepare(local);
+            check_memory<space_type>(name(kind), local, at);
             if (local.logits.dropout) call.set_dropout(*local.logits.dropout);
             reserve<T>(chunks, lse, keeps_lse);
             reserve_workspace<T>(chunks, operands_of, true, false);
@@ -239,6 +240,7 @@ class attention_pass {
             if (policy == keep::exchanged && !exchanging(moves))
                 in_place_.take_copies(local, saved, moves, queue());
             prepare(local);
+            check_memory<space_type>(name(kind), local, at);
             if (local.logits.dropout) call.set_dropout(*local.logits.dropout);
             saved.expect_dropout(local.logits.dropout, at);
             reserve<T>(chunks, lse, keeps_lse);

@@ -211,4 +211,19 @@ void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO cons
     }
 }
 
+/// Checks that what was taken is memory of the space.
+template <class Space, class T, class Layout>
+void check_memory(std::string_view call, local_operands<T, Layout> const& local, where at) {
+    for (auto const& [name, input] : {std::pair{std::string_view("q"), local.q},
+                                      {"k", local.k},
+                                      {"v", local.v},
+                                      {"dout", local.dout}})
+        check_memory<Space>(call, name, input, at);
+    for (auto const& [name, output] : {std::pair{std::string_view("o"), local.o},
+                                       {"dq", local.dq},
+                                       {"dk", local.dk},
+                                       {"dv", local.dv}})
+        check_memory<Space>(call, name, output, at);
+}
+
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -55,6 +55,8 @@ class projected_pass {
                 check_operand("forward", "x", x_view, tokens, at);
                 check_output("forward", "y", y_view, tokens, at);
                 check_apart("forward", "y", y_view, "x", x_view, at);
+                check_memory<space_type>("forward", "x", x_view, at);
+                check_memory<space_type>("forward", "y", y_view, at);
                 take_logits(local, moves, "forward", logits, saved != nullptr, at);
                 if (step.cross())
                     raise(errc::invalid_sequence, at, "forward",
@@ -105,6 +107,9 @@ class projected_pass {
             check_output("backward", "dx", dx_view, tokens, at);
             check_apart("backward", "dx", dx_view, "x", x_view, at);
             check_apart("backward", "dx", dx_view, "dy", dy_view, at);
+            check_memory<space_type>("backward", "x", x_view, at);
+            check_memory<space_type>("backward", "dy", dy_view, at);
+            check_memory<space_type>("backward", "dx", dx_view, at);
             take_logits(local, moves, "backward", logits, true, at);
             take_logit_gradients(local, moves, "backward", dlogits, at);
             auto const value_dim = moves.layer().value_dim;

@@ -1,0 +1,179 @@
+#pragma once
+// SPDX-License-Identifier: Apache-2.0
+
+#include "attention.hpp"
+#include "processes.hpp"
+
+#include <ulysses/adapters/cuda_peers.hpp>
+#include <ulysses/pipeline.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// A causal layer of float elements whose ranks share the device.
+namespace ulysses_bench {
+
+using ranks_type = ulysses::cuda_peers::communicator<host_ranks>;
+using layer_type = ulysses::pipeline<ranks_type, ulysses::sequence_local, device_attention>;
+
+struct sizes {
+    std::int64_t tokens = 512, heads = 8, kv_heads = 8, dim = 64;
+
+    ulysses::shape shape() const {
+        return {.heads = heads, .kv_heads = kv_heads, .head_dim = dim, .mask = ulysses::mask::causal};
+    }
+    /// Of q, k, v, dO and of o, dq, dk, dv.
+    std::int64_t row(std::size_t operand) const {
+        return (operand == 1 || operand == 2 ? kv_heads : heads) * dim;
+    }
+};
+
+class stream_owner {
+   public:
+    stream_owner() {
+        ulysses::detail::expect_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                                     "cudaStreamCreateWithFlags");
+    }
+    stream_owner(stream_owner const&) = delete;
+    stream_owner& operator=(stream_owner const&) = delete;
+    ~stream_owner() { cudaStreamDestroy(stream_); }
+    cudaStream_t get() const { return stream_; }
+    void wait() const {
+        ulysses::detail::expect_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    }
+
+   private:
+    cudaStream_t stream_ = nullptr;
+};
+
+/// Memory of the device, as long as the stream has not come to the owner's end.
+template <class T>
+class device_array {
+   public:
+    device_array(cudaStream_t stream, std::int64_t count)
+        : stream_(stream), bytes_(std::max<std::size_t>(static_cast<std::size_t>(count), 1) * sizeof(T)) {
+        data_ = static_cast<T*>(ulysses::cuda_space::allocate({.stream = stream}, bytes_));
+    }
+    device_array(device_array const&) = delete;
+    device_array& operator=(device_array const&) = delete;
+    ~device_array() { ulysses::cuda_space::deallocate({.stream = stream_}, data_, bytes_); }
+    T* data() const { return data_; }
+    std::size_t bytes() const { return bytes_; }
+
+   private:
+    cudaStream_t stream_;
+    std::size_t bytes_;
+    T* data_;
+};
+
+/// Element `index` of operand `operand`, in [-1, 1].
+inline float value_of(std::size_t operand, std::int64_t index) {
+    auto mixed = (static_cast<std::uint64_t>(index) * 8 + operand + 1) * 0x9e3779b97f4a7c15u;
+    mixed ^= mixed >> 29;
+    return static_cast<float>(static_cast<std::int64_t>(mixed * 0xbf58476d1ce4e5b9u >> 40) - (1 << 23)) /
+           static_cast<float>(1 << 23);
+}
+
+/// One rank of the layer: its own share of the tokens, forward and backward.
+class rank_of_layer {
+   public:
+    rank_of_layer(ranks_type const& ranks, sizes const& of, bool computes)
+        : ranks_(ranks),
+          of_(of),
+          step_(ulysses::sequence::of(1, shares(of, ranks.size()))),
+          layer_(ranks, {}, device_attention{computes}, of.shape()),
+          saved_(layer_.make_context()) {
+        auto const [begin, count] = share(of, ranks.rank(), ranks.size());
+        for (std::size_t i = 0; i < 8; ++i) {
+            auto const elements = count * of.row(i % 4);
+            memory_.push_back(std::make_unique<device_array<float>>(stream(), elements));
+            std::vector<float> values(static_cast<std::size_t>(elements));
+            for (std::int64_t j = 0; j < elements; ++j)
+                values[static_cast<std::size_t>(j)] = value_of(i, begin * of.row(i % 4) + j);
+            cudaMemcpyAsync(memory_[i]->data(), values.data(), values.size() * sizeof(float),
+                            cudaMemcpyDefault, stream());
+            wait();
+        }
+    }
+
+    cudaStream_t stream() const { return ranks_.queue().stream; }
+    void wait() const {
+        ulysses::detail::expect_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    }
+    void attend() { layer_.attend(step_, view(0), view(1), view(2), view(4)); }
+    void train() {
+        layer_.attend(step_, saved_, view(0), view(1), view(2), view(4));
+        layer_.attend_backward(step_, saved_, view(3), view(5), view(6), view(7));
+    }
+    /// This rank's part of o, dq, dk or dv, into the whole.
+    void get(std::size_t which, std::span<float> whole) const {
+        auto const [begin, count] = share(of_, ranks_.rank(), ranks_.size());
+        auto const row = of_.row(which);
+        cudaMemcpyAsync(whole.data() + begin * row, memory_[4 + which]->data(),
+                        static_cast<std::size_t>(count * row) * sizeof(float), cudaMemcpyDefault,
+                        stream());
+        wait();
+    }
+
+   private:
+    static std::pair<std::int64_t, std::int64_t> share(sizes const& of, int rank, int ranks) {
+        auto const begin = of.tokens * rank / ranks;
+        return {begin, of.tokens * (rank + 1) / ranks - begin};
+    }
+    static std::vector<std::vector<ulysses::token_run>> shares(sizes const& of, int ranks) {
+        std::vector<std::vector<ulysses::token_run>> all;
+        for (int r = 0; r < ranks; ++r) {
+            auto const [begin, count] = share(of, r, ranks);
+            all.push_back({{begin, count}});
+        }
+        return all;
+    }
+    /// Operands of the layer: q, k, v, dO, o, dq, dk, dv.
+    struct operand {
+        using space_type = ulysses::cuda_space;
+        float* memory;
+        ulysses::extents4 sizes;
+        float* data() const { return memory; }
+        ulysses::extents4 const& extents() const { return sizes; }
+    };
+    operand view(std::size_t i) const {
+        auto const tokens = share(of_, ranks_.rank(), ranks_.size()).second;
+        return {memory_[i]->data(), {1, tokens, of_.row(i % 4) / of_.dim, of_.dim}};
+    }
+
+    ranks_type ranks_;
+    sizes of_;
+    ulysses::sequence step_;
+    layer_type layer_;
+    ulysses::context<ranks_type> saved_;
+    std::vector<std::unique_ptr<device_array<float>>> memory_;
+};
+
+/// Runs `body(ranks)` on rank threads with a stream each.
+template <class Body>
+void on_threads(int ranks, ulysses::cuda_peers::options const& given, Body const& body) {
+    std::vector<stream_owner> streams(static_cast<std::size_t>(ranks));
+    ulysses::threads::run(ranks, [&](ulysses::threads::communicator host) {
+        body(ranks_type(host, streams[static_cast<std::size_t>(host.rank())].get(), given));
+    });
+}
+/// On processes, which open each other's memory. *Throws* what one of them said.
+template <class Body>
+void on_processes(int ranks, ulysses::cuda_peers::options const& given, Body const& body) {
+    auto const failed = run_processes(ranks, [&](process_ranks const& host) {
+        stream_owner const stream;
+        body(ranks_type(host, stream.get(), given));
+    });
+    if (!failed.empty()) ulysses::throw_error(ulysses::errc::transport, failed);
+}
+
+}  // namespace ulysses_bench
