@@ -178,7 +178,7 @@ TEST_CASE("cudnn: keys that differ in one thing are other keys, and hash apart")
     differs([](auto& k) { k.slopes = true; });
     differs([](auto& k) { k.diagonal = 3; });
     differs([](auto& k) { k.dv[0] = 7; });
-    differs([](auto& k) { k.dbias = true; });
+    differs([](auto& k) { k.dbias_extents[0] = 2; });
     differs([](auto& k) { k.bias_type = uly::dtype::f32; });
     differs([](auto& k) { k.bias_strides[1] = 7; });
     CHECK(hash(base) == hash(uly::sdpa_key{base}));

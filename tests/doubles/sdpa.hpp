@@ -232,15 +232,14 @@ class sdpa_double {
             auto const sum_of = [&](std::int64_t b, std::int64_t j, std::int64_t h) {
                 return sums.data() + ((b * key.kv_heads + kv_head(h)) * key.keys + j) * dims;
             };
-            if (key.dbias) {
-                auto const& [b, h, i, j] = key.bias_extents;
-                std::memset(at<float>(operand::dbias), 0,
-                            static_cast<std::size_t>(b * h * i * j) * sizeof(float));
-            }
+            auto const& [db, dh, di, dj] = key.dbias_extents;
+            std::vector<double> dbias(static_cast<std::size_t>(db * dh * di * dj));
             if (key.sinks)
                 std::memset(at<float>(operand::dsinks), 0,
                             static_cast<std::size_t>(key.heads) * sizeof(float));
-            for_each_row([&](auto b, auto h, auto i) { backward_row(b, h, i, sum_of); });
+            for_each_row([&](auto b, auto h, auto i) { backward_row(b, h, i, sum_of, dbias); });
+            for (std::size_t i = 0; i < dbias.size(); ++i)
+                at<T>(operand::dbias)[i] = static_cast<T>(static_cast<float>(dbias[i]));
             for (std::int64_t b = 0; b < key.batch; ++b)
                 for (std::int64_t g = 0; g < key.kv_heads; ++g)
                     for (std::int64_t j = 0; j < keys(b); ++j) {
@@ -255,8 +254,8 @@ class sdpa_double {
         }
 
         template <class SumOf>
-        void backward_row(std::int64_t b, std::int64_t h, std::int64_t i,
-                          SumOf const& sum_of) const {
+        void backward_row(std::int64_t b, std::int64_t h, std::int64_t i, SumOf const& sum_of,
+                          std::vector<double>& dbias) const {
             auto const* const q = row<T const>(operand::q, operand::first_q, key.q, b, i, h);
             auto const* const o = row<T const>(operand::o, operand::first_o, key.o, b, i, h);
             auto const* const dout =
@@ -273,8 +272,8 @@ class sdpa_double {
                 auto const* const v =
                     row<T const>(operand::v, operand::first_v, key.v, b, j, kv_head(h));
                 auto const kept = factor(b, i, h, j);
-                auto const dbias = p * (kept * dot(dout, v, key.value_dim) - delta);
-                auto const ds = dbias * s.slope;
+                auto const change = p * (kept * dot(dout, v, key.value_dim) - delta);
+                auto const ds = change * s.slope;
                 auto* const sums = sum_of(b, j, h);
                 for (std::int64_t d = 0; d < key.head_dim; ++d) {
                     dq[static_cast<std::size_t>(d)] += key.scale * ds * static_cast<double>(k[d]);
@@ -282,11 +281,10 @@ class sdpa_double {
                 }
                 for (std::int64_t d = 0; d < key.value_dim; ++d)
                     sums[key.head_dim + d] += kept * p * static_cast<double>(dout[d]);
-                if (key.dbias) {
-                    ulysses::bias_layout const layout(
-                        key.bias_extents, ulysses::packed_strides(key.bias_extents));
-                    at<float>(operand::dbias)[layout.at(b, h, i, j)] += static_cast<float>(dbias);
-                }
+                if (dbias.empty()) continue;
+                ulysses::bias_layout const layout(key.dbias_extents,
+                                                  ulysses::packed_strides(key.dbias_extents));
+                dbias[static_cast<std::size_t>(layout.at(b, h, i, j))] += change;
             }
             auto* const to = row(operand::dq, operand::first_dq, key.dq, b, i, h);
             for (std::size_t d = 0; d < dq.size(); ++d)

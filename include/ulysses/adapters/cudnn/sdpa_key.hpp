@@ -59,7 +59,7 @@ struct sdpa_key {
     row_strides dout{}, dq{}, dk{}, dv{};     ///< backward; dk and dv are of `type`
     dtype bias_type = dtype::none;            ///< none: no bias
     extents4 bias_extents{}, bias_strides{};  ///< of the rows and keys of the call
-    bool dbias = false;  ///< backward: packed, of the bias's extents, in float
+    extents4 dbias_extents{};  ///< backward, packed, of `type`; an extent of 1 is summed over; 0: none
 
     friend bool operator==(sdpa_key const&, sdpa_key const&) = default;
 
@@ -72,7 +72,7 @@ struct sdpa_key {
                              band.from_last ? " from the last" : " from the first");
         if (bias_type != dtype::none) result += concat(", bias ", name(bias_type));
         if (varied) result += ", of varied lengths";
-        if (dbias) result += " and its gradient";
+        if (dbias_extents[0] > 0) result += " and its gradient";
         if (softcap > 0) result += ", softcap";
         if (slopes) result += ", ALiBi";
         if (sinks) result += ", sinks";
@@ -85,8 +85,8 @@ struct sdpa_key {
 struct sdpa_key_hash {
     std::size_t operator()(sdpa_key const& key) const {
         word_hash hash;
-        for (auto const flag : {key.backward, key.deterministic, key.sinks, key.varied, key.dbias,
-                                key.slopes, key.band.from_last})
+        for (auto const flag : {key.backward, key.deterministic, key.sinks, key.varied, key.slopes,
+                                key.band.from_last})
             hash.add(flag);
         for (auto const type : {key.type, key.bias_type}) hash.add(type);
         for (auto const number : {key.batch, key.heads, key.kv_heads, key.rows, key.keys,
@@ -98,7 +98,7 @@ struct sdpa_key_hash {
         for (auto const* strides : {&key.q, &key.k, &key.v, &key.o, &key.lse, &key.dout, &key.dq,
                                     &key.dk, &key.dv})
             for (auto const stride : *strides) hash.add(stride);
-        for (auto const* four : {&key.bias_extents, &key.bias_strides})
+        for (auto const* four : {&key.bias_extents, &key.bias_strides, &key.dbias_extents})
             for (auto const number : *four) hash.add(number);
         return hash.value();
     }

@@ -338,7 +338,7 @@ class sdpa_pass {
         add_to(group.varied ? given.dk : keys_of(group.parts[0], given.dk), dk);
         add_to(group.varied ? given.dv : keys_of(group.parts[0], given.dv), dv);
         if (!given.dlogits.sinks.empty() && key.sinks)
-            add_floats(given.dlogits.sinks.data(), {}, dsinks, {}, {1, 1, 1}, key.heads);
+            add_floats(given.dlogits.sinks.data(), dsinks, key.heads);
         if (dbias != nullptr) add_dbias(group.parts[0], given.dlogits.bias, key, dbias);
     }
 
@@ -434,53 +434,47 @@ class sdpa_pass {
         run(key, operands);
     }
 
-    /// Room for the gradient of a bias where it is wanted, of the extents in which it is.
-    float* give_dbias(plan_parts const& group, bias_gradient<wide> const& wanted, sdpa_key& key,
-                      sdpa_operands& operands) {
+    /// Room for the gradient of a bias where it is wanted, packed [batch, head, row, key].
+    T* give_dbias(plan_parts const& group, bias_gradient<wide> const& wanted, sdpa_key& key,
+                  sdpa_operands& operands) {
         if (wanted.empty() || call_.bias.empty()) return nullptr;
         auto const& asked = wanted.layout();
-        for (std::size_t axis = 0; axis < 4; ++axis)
+        for (std::size_t const axis : {2, 3})
             if ((asked.extents[axis] == 1) != (call_.bias.layout().extents[axis] == 1))
                 raise(errc::unsupported, where{}, "cudnn",
-                      "the gradient of a bias has the bias's extents", "axis ", axis, ": ",
-                      asked.extents[axis], ", of the bias ", call_.bias.layout().extents[axis]);
+                      "the gradient of a bias has the bias's rows and keys", asked.extents[2],
+                      " x ", asked.extents[3], ", the bias ", call_.bias.layout().extents[2], " x ",
+                      call_.bias.layout().extents[3]);
         if (asked.extents[3] > 1 && asked.strides[3] != 1)
             raise(errc::unsupported, where{}, "cudnn",
                   "keys of a bias's gradient lie side by side", "stride ", asked.strides[3]);
-        static_cast<void>(group);
-        key.dbias = true;
-        auto const& [b, h, i, j] = key.bias_extents;
-        auto* const room = memory_.template take<float>(b * h * i * j);
+        auto& [b, h, i, j] = key.dbias_extents;
+        b = asked.extents[0] == 1 ? 1 : group.parts[0].samples;
+        h = asked.extents[1] == 1 ? 1 : key.heads;
+        i = key.bias_extents[2], j = key.bias_extents[3];
+        auto* const room = memory_.template take<T>(b * h * i * j);
         operands[sdpa_operand::dbias] = room;
         return room;
     }
     void add_dbias(sdpa_part const& part, bias_gradient<wide> const& wanted, sdpa_key const& key,
-                   float const* from) {
-        auto const& [b, h, i, j] = key.bias_extents;
-        auto const& steps = wanted.layout().strides;
-        auto* const to = wanted.data() +
-            wanted.layout().at(part.sample, 0, part.rows.begin, part.keys.begin);
-        add_floats(to, {steps[0], steps[2], steps[1]}, from, {h * i * j, j, i * j}, {b, i, h}, j);
+                   T* from) {
+        auto const& [b, h, i, j] = key.dbias_extents;
+        auto const& layout = wanted.layout();
+        auto const& steps = layout.strides;
+        auto* const to = wanted.data() + layout.at(part.sample, 0, part.rows.begin, part.keys.begin);
+        add_to(head_view<wide>(to, {b, i, h, j}, {steps[0], steps[2], steps[1], 1}),
+               head_view<T>(from, {b, i, h, j}, {h * i * j, j, i * j, 1}));
     }
 
-    /// to += from; strides of batch, token and head, in elements.
-    void add_floats(float* to, row_strides const& to_strides, float const* from,
-                    row_strides const& from_strides, std::array<std::int64_t, 3> const& extents,
-                    std::int64_t elements) {
+    void add_floats(float* to, float const* from, std::int64_t count) {
         if (!runs_) return;
-        auto const in_bytes = [](row_strides strides) {
-            for (auto& stride : strides) stride *= static_cast<std::int64_t>(sizeof(float));
-            return strides;
-        };
-        std::array<sum_source, 2> const sources{
-            {{reinterpret_cast<std::byte const*>(to), in_bytes(to_strides)},
-             {reinterpret_cast<std::byte const*>(from), in_bytes(from_strides)}}};
+        std::array<sum_source, 2> const sources{{{reinterpret_cast<std::byte const*>(to), {}},
+                                                 {reinterpret_cast<std::byte const*>(from), {}}}};
         block_sum sum;
         sum.to = reinterpret_cast<std::byte*>(to);
         sum.from = sources;
-        sum.extents = extents;
-        sum.to_strides = in_bytes(to_strides);
-        sum.elements = elements;
+        sum.extents = {1, 1, 1};
+        sum.elements = count;
         space::template add<float, float>(queue_, {&sum, 1});
     }
 

@@ -250,7 +250,7 @@ class sdpa_plan {
                 .set_seq_len_q(list(sdpa_operand::row_counts, key_.batch, fe::DataType_t::INT32))
                 .set_seq_len_kv(list(sdpa_operand::key_counts, key_.batch, fe::DataType_t::INT32));
         if (key_.bias_type != dtype::none)
-            attributes.set_bias(graph_.input(sdpa_operand::bias, bias_extents(), bias_strides(),
+            attributes.set_bias(graph_.input(sdpa_operand::bias, sizes_of(key_.bias_extents), bias_strides(),
                                              graph_.frontend_type(key_.bias_type)));
         if (key_.sinks)
             attributes.set_sink_token(graph_.input(sdpa_operand::sinks, one_a_head(),
@@ -288,13 +288,10 @@ class sdpa_plan {
                 });
     }
 
-    sizes bias_extents() const {
-        auto const& [b, h, i, j] = key_.bias_extents;
-        return {b, h, i, j};
-    }
+    static sizes sizes_of(extents4 const& extents) { return {extents.begin(), extents.end()}; }
     /// Of an extent of 1, which has no stride, that of packed ones.
     sizes bias_strides() const {
-        sizes const extents = bias_extents();
+        sizes const extents = sizes_of(key_.bias_extents);
         sizes strides(4);
         std::int64_t next = 1;
         for (std::size_t axis = 4; axis-- > 0; next *= extents[axis])
@@ -334,9 +331,9 @@ class sdpa_plan {
         if (key_.varied)
             attributes.set_max_total_seq_len_q(key_.row_places)
                 .set_max_total_seq_len_kv(key_.key_places);
-        if (key_.dbias) {
-            auto const dbias = graph_.input(sdpa_operand::dbias, bias_extents(),
-                                            packed(bias_extents()), fe::DataType_t::FLOAT);
+        if (key_.dbias_extents[0] > 0) {
+            auto const extents = sizes_of(key_.dbias_extents);
+            auto const dbias = graph_.input(sdpa_operand::dbias, extents, packed(extents), type);
             dbias->set_output(true);
             attributes.set_dbias(dbias);
         }
