@@ -124,10 +124,11 @@ struct device_problem {
 };
 
 /// `pipeline_test::compute_rank` on the devices of the double.
-template <class Comm, class T>
+template <class Comm, class T, class Attention = on_stream<builtin_attention>>
 void compute_rank_on_device(Comm const& ranks, pipeline_test::problem<T> const& p,
-                            uly::sequence const& step, pipeline_test::results<T>& whole) {
-    uly::pipeline layer{ranks, uly::sequence_local{}, on_stream<builtin_attention>{}, p.layer};
+                            uly::sequence const& step, pipeline_test::results<T>& whole,
+                            Attention const& attention = {}) {
+    uly::pipeline layer{ranks, uly::sequence_local{}, attention, p.layer};
     auto saved = layer.make_context();
     pipeline_test::local_problem<T> host(p, step, ranks.rank());
     device_problem<T> local(ranks.queue(), host);

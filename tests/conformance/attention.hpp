@@ -217,11 +217,17 @@ void run_guarded(Attention const& attention, problem<T>& p, accumulator_t<T> bef
                                              .kv_heads = p.size.kv_heads,
                                              .head_dim = p.size.dim,
                                              .value_dim = p.size.value_dim};
-    auto const bytes = attention.template workspace_bytes<T>(extents);
+    auto bytes = attention.template workspace_bytes<T>(extents);
+    // A functor that is asked with the call and its views says it exactly.
+    auto const ask = [&](auto const&... call_and_views) {
+        if constexpr (ulysses::prepared_attention_for<Attention, T>)
+            bytes = attention.prepare(call_and_views...);
+    };
     constexpr std::string_view workspace_rule = "workspace_bytes() is what the functor uses";
     constexpr std::string_view views_rule = "nothing is written but the rows of the views";
     auto call = p.call();
     {
+        ask(call, q.view(), k.view(), v.view(), o.view(), lse.view());
         guarded_workspace workspace(bytes);
         call.workspace = workspace.span();
         attention.forward(call, q.view(), k.view(), v.view(), o.view(), lse.view());
@@ -236,13 +242,14 @@ void run_guarded(Attention const& attention, problem<T>& p, accumulator_t<T> bef
             for_each(view, [&](auto b, auto s, auto h, auto d) { view(b, s, h, d) = before; });
         }
         for (auto* each : {&p.dsinks, &p.dbias}) std::fill(each->begin(), each->end(), before);
-        guarded_workspace workspace(bytes);
-        call.workspace = workspace.span();
         ulysses::attention_backward_views<T> const views{q.view(),    k.view(),
                                                          v.view(),    std::as_const(o).view(),
                                                          dout.view(), std::as_const(lse).view(),
                                                          dq.view(),   dk.view(),
                                                          dv.view(),   p.dlogits()};
+        ask(call, views);
+        guarded_workspace workspace(bytes);
+        call.workspace = workspace.span();
         attention.backward(call, views);
         expect(workspace.untouched_around(), workspace_rule, "backward, " + where);
         expect(dq.untouched_around() && dk.untouched_around() && dv.untouched_around() &&

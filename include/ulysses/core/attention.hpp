@@ -117,4 +117,17 @@ concept differentiable_attention_for = attention_for<A, T> &&
     attention.backward(call, views);
 };
 
+/// An attention functor that is asked before anything moves, with the call and the views that it will
+/// be given, whose contents are undefined yet. `prepare` refuses what the functor cannot do, makes
+/// ready what takes long, and returns the bytes of workspace that the call needs: with it,
+/// `workspace_bytes` is no more than what a step is said to need. It is asked again before each call.
+template <class A, class T>
+concept prepared_attention_for = attention_for<A, T> &&
+    requires(A const& attention, attention_call const& call, head_view<T const> in,
+             head_view<T> out, head_view<accumulator_t<T>> lse,
+             attention_backward_views<T> const& views) {
+    { attention.prepare(call, in, in, in, out, lse) } -> std::convertible_to<std::size_t>;
+    { attention.prepare(call, views) } -> std::convertible_to<std::size_t>;
+};
+
 }  // namespace ulysses::inline ULYSSES_ABI

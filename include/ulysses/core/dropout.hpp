@@ -59,6 +59,10 @@ class dropout_mask {
           key_(detail::mixed(detail::mixed(detail::mixed(key.seed) + key.step) + key.layer)) {}
 
     constexpr bool empty() const { return threshold_ == 0; }
+    constexpr double rate() const { return static_cast<double>(threshold_) * 0x1p-32; }
+
+    /// Of seed, step and layer, for a generator of the functor's own.
+    constexpr std::uint64_t key() const { return key_; }
 
     /// What a probability that is kept is multiplied by: one over the probability of being kept.
     constexpr double scale() const { return 0x1p32 / (0x1p32 - static_cast<double>(threshold_)); }

@@ -156,6 +156,7 @@ class bias_gradient {
         : bias_gradient(data, extents, packed_strides(extents)) {}
 
     bool empty() const { return data_ == nullptr; }
+    A* data() const { return data_; }
     bias_layout const& layout() const { return layout_; }
 
     /// Adds ds[j] of the keys of a row.

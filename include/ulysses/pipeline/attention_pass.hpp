@@ -139,26 +139,30 @@ class attention_pass {
             return forward_regions::of<T>(chunks[c], slots.of_chunk(c));
         };
         local_operands<T, Layout> local;
+        auto const operands_of = [&](std::size_t c) {
+            auto operands = begin_operands(local, lse, chunks[c], keeps_lse);
+            if (exchanging(moves))
+                set_forward(operands, own_part(inbox), own_part(outbox), places(c), layer);
+            else
+                in_place_.set_forward(operands, local);
+            if (cache != nullptr) {
+                operands.k = {cache->own_part(), cache->places().k, layer.head_dim};
+                operands.v = {cache->own_part(), cache->places().v, layer.value_dim};
+            }
+            return operands;
+        };
         call.guard([&] {
             prepare(local);
             check_memory<space_type>(name(kind), local, at);
             if (local.logits.dropout) call.set_dropout(*local.logits.dropout);
             reserve<T>(chunks, lse, keeps_lse);
+            reserve_workspace<T>(chunks, operands_of, true, false);
         });
         auto const compute = [&](std::size_t c) {
-            auto operands = begin_operands(local, lse, chunks[c], keeps_lse);
-            if (exchanging(moves)) {
-                set_forward(operands, own_part(inbox), own_part(outbox), places(c), layer);
-            } else {
-                in_place_.set_forward(operands, local);
-                if (cache != nullptr) cache->append(queue(), moves, local.k, local.v);
-            }
-            if (cache != nullptr) {
-                operands.k = {cache->own_part(), cache->places().k, layer.head_dim};
-                operands.v = {cache->own_part(), cache->places().v, layer.value_dim};
-            }
+            if (cache != nullptr && !exchanging(moves))
+                cache->append(queue(), moves, local.k, local.v);
             seen.begin(step_id::attend);
-            ulysses::attend(attention_, chunks[c], operands, functor_workspace(), queue(),
+            ulysses::attend(attention_, chunks[c], operands_of(c), functor_workspace(), queue(),
                             progress(layer));
             seen.end(step_id::attend);
         };
@@ -215,6 +219,23 @@ class attention_pass {
             return backward_regions::of<T>(chunks[c], slots.of_chunk(c));
         };
         local_operands<T, Layout> local;
+        auto const operands_of = [&](std::size_t c) {
+            auto operands = begin_operands(local, lse, chunks[c], keeps_lse);
+            if (!exchanging(moves)) {
+                in_place_.set_backward(operands, local, policy, queue());
+                return operands;
+            }
+            auto* const in = own_part(inbox);
+            auto* const out = own_part(outbox);
+            auto const place = places(c);
+            if (policy == keep::exchanged)
+                set_forward(operands, own_part(kept.inbox), own_part(kept.outbox),
+                            forward_regions::of<T>(chunks[c], kept_slots.of_chunk(c)), layer);
+            else
+                set_forward(operands, in, policy == keep::local ? in : out, place, layer);
+            set_gradients(operands, in, out, place, layer);
+            return operands;
+        };
         call.guard([&] {
             if (policy == keep::exchanged && !exchanging(moves))
                 in_place_.take_copies(local, saved, moves, queue());
@@ -223,23 +244,17 @@ class attention_pass {
             if (local.logits.dropout) call.set_dropout(*local.logits.dropout);
             saved.expect_dropout(local.logits.dropout, at);
             reserve<T>(chunks, lse, keeps_lse);
+            reserve_workspace<T>(chunks, operands_of, policy == keep::nothing, true);
         });
         auto const compute = [&](std::size_t c) {
-            auto operands = begin_operands(local, lse, chunks[c], keeps_lse);
+            auto const operands = operands_of(c);
             if (exchanging(moves)) {
-                auto* const in = own_part(inbox);
-                auto* const out = own_part(outbox);
                 auto const place = places(c);
-                if (policy == keep::exchanged)
-                    set_forward(operands, own_part(kept.inbox), own_part(kept.outbox),
-                                forward_regions::of<T>(chunks[c], kept_slots.of_chunk(c)), layer);
-                else
-                    set_forward(operands, in, policy == keep::local ? in : out, place, layer);
                 moving_.template add_slots<T>(chunks[c].output_gradient(), inbox, place.dout,
                                               place.dout_slots, moves.batch(), layer.value_dim);
-                set_gradients(operands, in, out, place, chunks[c]);
+                clear_gradients<T>(own_part(outbox), place, chunks[c]);
             } else {
-                in_place_.set_backward(operands, local, policy, queue());
+                in_place_.clear_gradients(local, queue());
             }
             seen.begin(step_id::attend);
             if (policy == keep::nothing)
@@ -302,11 +317,27 @@ class attention_pass {
         return windows::open(ranks_, call, saved, slots, needed);
     }
 
-    /// Scratch and log-sum-exp for all chunks of a call.
+    /// Log-sum-exps of all chunks of a call.
     template <class T>
     void reserve(std::span<plan const> chunks, buffer<space_type>& lse, bool keeps_lse) {
-        workspace_.reserve(most_workspace_bytes<T>(attention_, chunks), queue());
         lse.reserve(lse_bytes<T>(chunks, keeps_lse), queue());
+    }
+
+    /// The functor's workspace for all chunks of a call, of which it attends forward, backward or both.
+    template <class T, class OperandsOf>
+    void reserve_workspace(std::span<plan const> chunks, OperandsOf const& operands_of,
+                           bool forward, bool backward) {
+        std::size_t bytes = 0;
+        if constexpr (prepared_attention_for<Attention, T>) {
+            for (std::size_t c = 0; c < chunks.size(); ++c)
+                for (auto const back : {false, true})
+                    if (back ? backward : forward)
+                        bytes = std::max(bytes, prepare_attend(attention_, chunks[c],
+                                                               operands_of(c), back, queue()));
+        } else {
+            bytes = most_workspace_bytes<T>(attention_, chunks);
+        }
+        workspace_.reserve(bytes, queue());
     }
 
     std::span<std::byte> functor_workspace() const {
@@ -340,15 +371,20 @@ class attention_pass {
         operands.o = {o_base, places.o, layer.value_dim};
     }
 
-    /// Gradients, likewise; dk and dv are made zero.
+    /// Gradients, likewise.
     template <class T>
-    void set_gradients(attend_operands<T>& operands, std::byte* in, std::byte* out,
-                       backward_regions const& places, plan const& moves) {
-        auto const& layer = moves.layer();
+    static void set_gradients(attend_operands<T>& operands, std::byte* in, std::byte* out,
+                              backward_regions const& places, shape const& layer) {
         operands.dout = {in, places.dout, layer.value_dim};
         operands.dq = {out, places.dq, layer.head_dim};
         operands.dk = {out, places.dk, layer.head_dim};
         operands.dv = {out, places.dv, layer.value_dim};
+    }
+
+    /// Makes dk and dv zero, to be added to.
+    template <class T>
+    void clear_gradients(std::byte* out, backward_regions const& places, plan const& moves) {
+        auto const& layer = moves.layer();
         zero_rows<accumulator_t<T>>(out, places.dk, moves.own_key_rows(), layer.head_dim);
         zero_rows<accumulator_t<T>>(out, places.dv, moves.own_key_rows(), layer.value_dim);
     }

@@ -42,11 +42,15 @@ class in_place_operands {
         set_forward(operands, local);
         operands.dout = heads(local.dout);
         operands.dq = heads(local.dq);
-        auto const dk = accumulator(local.dk, dk_, queue), dv = accumulator(local.dv, dv_, queue);
-        zero_view<Space>(queue, dk);
-        zero_view<Space>(queue, dv);
-        operands.dk = heads(dk);
-        operands.dv = heads(dv);
+        operands.dk = heads(accumulator(local.dk, dk_, queue));
+        operands.dv = heads(accumulator(local.dv, dv_, queue));
+    }
+
+    /// Makes dk and dv zero, to be added to.
+    template <class T>
+    void clear_gradients(local_operands<T, Layout> const& local, queue_type queue) {
+        zero_view<Space>(queue, accumulator(local.dk, dk_, queue));
+        zero_view<Space>(queue, accumulator(local.dv, dv_, queue));
     }
 
     /// Brings dk and dv, once they are complete, to where they are wanted.

@@ -75,32 +75,27 @@ std::size_t attend_workspace_bytes(Attention const& attention, plan const& moves
     return bytes;
 }
 
-/// Step 4: ordinary attention on each of the rank's work items; `progress` is called now and then.
-/// *Shape*: q [B, rows, h, D], k [B, keys, g, D], v [B, keys, g, Dv] -> o [B, rows, h, Dv], lse [B,
-/// rows, h, 1].
-template <class T, class Attention>
-void attend(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
-            std::span<std::byte> workspace, typename Attention::space_type::queue queue = {},
-            progress_hook progress = {}) {
-    static_assert(attention_for<Attention, T> || explain_attention<Attention, T>());
+namespace detail {
+
+/// Calls `use(call, q, k, v, o, lse)` for each of the rank's work items.
+template <class Space, class T, class Use>
+void for_each_item(plan const& moves, attend_operands<T> const& operands,
+                   std::span<std::byte> workspace, typename Space::queue queue,
+                   progress_hook progress, Use const& use) {
     for (auto const& item : moves.items()) {
         progress();
-        attention.forward(detail::call_of<typename Attention::space_type>(
-                              moves, item, operands.logits, workspace, queue, progress),
-                          operands.q.queries(moves, item), operands.k.keys(moves, item),
-                          operands.v.keys(moves, item), operands.o.queries(moves, item),
-                          operands.lse.queries(moves, item));
+        use(call_of<Space>(moves, item, operands.logits, workspace, queue, progress),
+            operands.q.queries(moves, item), operands.k.keys(moves, item),
+            operands.v.keys(moves, item), operands.o.queries(moves, item),
+            operands.lse.queries(moves, item));
     }
 }
 
-/// Step 4 backward. dq is overwritten; dk and dv, zeroed by the caller, are added to, item by item.
-template <class T, class Attention>
-void attend_backward(Attention const& attention, plan const& moves,
-                     attend_operands<T> const& operands, std::span<std::byte> workspace,
-                     typename Attention::space_type::queue queue = {},
-                     progress_hook progress = {}) {
-    static_assert(differentiable_attention_for<Attention, T> ||
-                  explain_differentiable_attention<Attention, T>());
+/// Calls `use(call, views)` for each of the rank's work items.
+template <class Space, class T, class Use>
+void for_each_item_backward(plan const& moves, attend_operands<T> const& operands,
+                            std::span<std::byte> workspace, typename Space::queue queue,
+                            progress_hook progress, Use const& use) {
     for (auto const& item : moves.items()) {
         progress();
         attention_backward_views<T> views;
@@ -118,10 +113,54 @@ void attend_backward(Attention const& attention, plan const& moves,
         if (!sinks.empty())
             views.dlogits.sinks = sinks.subspan(first, static_cast<std::size_t>(item.work.heads()));
         views.dlogits.bias = bias.from_head(item.work.head_begin);
-        attention.backward(detail::call_of<typename Attention::space_type>(
-                               moves, item, operands.logits, workspace, queue, progress),
-                           views);
+        use(call_of<Space>(moves, item, operands.logits, workspace, queue, progress), views);
     }
+}
+
+}  // namespace detail
+
+/// What a functor that is asked before says of a forward call, or of a backward one: the workspace
+/// that the largest work item needs.
+template <class T, class Attention>
+std::size_t prepare_attend(Attention const& attention, plan const& moves,
+                           attend_operands<T> const& operands, bool backward,
+                           typename Attention::space_type::queue queue = {}) {
+    using space = typename Attention::space_type;
+    std::size_t bytes = 0;
+    auto const ask = [&](auto const& call, auto const&... views) {
+        bytes = std::max(bytes, static_cast<std::size_t>(attention.prepare(call, views...)));
+    };
+    if (backward)
+        detail::for_each_item_backward<space>(moves, operands, {}, queue, {}, ask);
+    else
+        detail::for_each_item<space>(moves, operands, {}, queue, {}, ask);
+    return bytes;
+}
+
+/// Step 4: ordinary attention on each of the rank's work items; `progress` is called now and then.
+/// *Shape*: q [B, rows, h, D], k [B, keys, g, D], v [B, keys, g, Dv] -> o [B, rows, h, Dv], lse [B,
+/// rows, h, 1].
+template <class T, class Attention>
+void attend(Attention const& attention, plan const& moves, attend_operands<T> const& operands,
+            std::span<std::byte> workspace, typename Attention::space_type::queue queue = {},
+            progress_hook progress = {}) {
+    static_assert(attention_for<Attention, T> || explain_attention<Attention, T>());
+    detail::for_each_item<typename Attention::space_type>(
+        moves, operands, workspace, queue, progress,
+        [&](auto const& call, auto const&... views) { attention.forward(call, views...); });
+}
+
+/// Step 4 backward. dq is overwritten; dk and dv, zeroed by the caller, are added to, item by item.
+template <class T, class Attention>
+void attend_backward(Attention const& attention, plan const& moves,
+                     attend_operands<T> const& operands, std::span<std::byte> workspace,
+                     typename Attention::space_type::queue queue = {},
+                     progress_hook progress = {}) {
+    static_assert(differentiable_attention_for<Attention, T> ||
+                  explain_differentiable_attention<Attention, T>());
+    detail::for_each_item_backward<typename Attention::space_type>(
+        moves, operands, workspace, queue, progress,
+        [&](auto const& call, auto const& views) { attention.backward(call, views); });
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI

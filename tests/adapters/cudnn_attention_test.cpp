@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <ulysses/adapters/cudnn/sdpa_attention.hpp>
+
+#include <doctest/doctest.h>
+
+#include "../conformance/attention.hpp"
+#include "../doubles/sdpa.hpp"
+
+namespace uly = ulysses;
+
+TEST_CASE("cudnn: the functor over a double of its plans is attention") {
+    sdpa_double engine;
+    uly::sdpa_attention const attention(engine);
+    conformance::check_attention<float>(attention, {.problems = 40, .longest_cut = 260});
+    // All ways of saying what rows see have been gone.
+    CHECK(engine.has_planned("from the first"));
+    CHECK(engine.has_planned("from the last"));
+    CHECK(engine.has_planned("of varied lengths"));
+}
