@@ -264,6 +264,25 @@ TEST_CASE(
     });
     CHECK(seen[0].code == uly::errc::invalid_tensor);
     CHECK(seen[1].code == uly::errc::peer_failed);
+    // The ranks of one sequence know of it, those of another do not.
+    seen.assign(4, {});
+    try {
+        pipeline_test::run_ranks(4, [&](ranks_type world) {
+            auto both = config;
+            both.parallel.dp_shard = 2;
+            auto run = uly::prepare(both, world, samples, text_fields);
+            seen[static_cast<std::size_t>(world.rank())] = failure_of([&] {
+                run.accumulate([&](auto const&) {
+                    uly::fence_status status;
+                    if (world.rank() == 1) status.fail(uly::errc::invalid_tensor, "of an operand");
+                    run.ranks().sp().fence(status);
+                    return uly::token_sums{};
+                });
+            });
+        });
+    } catch (std::exception const&) {}
+    for (std::size_t r = 0; r < 4; ++r)
+        CHECK(seen[r].code == (r < 2 ? uly::errc::invalid_tensor : uly::errc::peer_failed));
     pipeline_test::run_ranks(2, [&](ranks_type world) {
         auto run = uly::prepare(config, world, samples, text_fields);
         auto const thrown = failure_of([&] {
