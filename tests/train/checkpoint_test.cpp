@@ -162,14 +162,14 @@ TEST_CASE("checkpoint: a pipeline's layers, by each keep policy, have the gradie
     auto const samples = text_samples(12);
     for (auto const keep : {uly::keep::exchanged, uly::keep::local, uly::keep::nothing}) {
         // Of each rank, its loss and its part of the gradients.
-        auto const results_of = [&](uly::checkpoint_options const& options) {
+        auto const results_of = [&](uly::checkpoint_options const& options, double dropout = 0) {
             std::vector<std::vector<double>> all(3);
             pipeline_test::run_ranks(3, [&](ranks_type world) {
                 auto run = uly::prepare(
                     {.parallel = {.sp = 3},
                      .step = {.micro_batch = 2, .gradient_accumulation = 6, .tokens = longest}},
                     world, samples, text_fields);
-                tiny_model model(world, depth, keep, options);
+                tiny_model model(world, depth, keep, options, dropout);
                 auto const sums =
                     run.accumulate([&](auto const& batch) { return model.learn(batch); });
                 auto& mine = all[static_cast<std::size_t>(world.rank())];
@@ -186,6 +186,9 @@ TEST_CASE("checkpoint: a pipeline's layers, by each keep policy, have the gradie
         CHECK(results_of({.every = 1}) == expected);
         CHECK(results_of({.every = 1, .resident = 2}) == expected);
         CHECK(results_of({.every = 2, .resident = 2}) == expected);
+        auto const dropped = results_of({.every = depth}, 0.5);
+        CHECK(dropped != expected);
+        CHECK(results_of({.every = 2, .resident = 2}, 0.5) == dropped);
     }
 }
 

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "../faulty.hpp"
 #include "failure.hpp"
 #include "tiny_model.hpp"
 
 #include <ulysses/comm/serial.hpp>
+#include <ulysses/train/prefetch.hpp>
 
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace train_test;
@@ -156,7 +161,7 @@ TEST_CASE("session: a source of each rank's own samples; the last update is of f
         auto const own = text_samples(3, 100 * world.rank());
         auto run = uly::prepare(
             {.parallel = {.dp_shard = 2}, .step = {.gradient_accumulation = 2, .tokens = longest}},
-            world, uly::range_source{own}, text_fields);
+            world, uly::prefetched{uly::range_source{own}}, text_fields);
         std::vector<int64_t> counts;
         while (auto const sums = run.accumulate([](auto const& batch) {
             return uly::token_sums{.loss = 1, .tokens = static_cast<int64_t>(batch.ids().size())};
@@ -264,6 +269,25 @@ TEST_CASE(
     });
     CHECK(seen[0].code == uly::errc::invalid_tensor);
     CHECK(seen[1].code == uly::errc::peer_failed);
+    // The ranks of one sequence know of it, those of another do not.
+    seen.assign(4, {});
+    try {
+        pipeline_test::run_ranks(4, [&](ranks_type world) {
+            auto both = config;
+            both.parallel.dp_shard = 2;
+            auto run = uly::prepare(both, world, samples, text_fields);
+            seen[static_cast<std::size_t>(world.rank())] = failure_of([&] {
+                run.accumulate([&](auto const&) {
+                    uly::fence_status status;
+                    if (world.rank() == 1) status.fail(uly::errc::invalid_tensor, "of an operand");
+                    run.ranks().sp().fence(status);
+                    return uly::token_sums{};
+                });
+            });
+        });
+    } catch (std::exception const&) {}
+    for (std::size_t r = 0; r < 4; ++r)
+        CHECK(seen[r].code == (r < 2 ? uly::errc::invalid_tensor : uly::errc::peer_failed));
     pipeline_test::run_ranks(2, [&](ranks_type world) {
         auto run = uly::prepare(config, world, samples, text_fields);
         auto const thrown = failure_of([&] {
@@ -314,4 +338,54 @@ TEST_CASE("session: configured by text, over a group of one; a range with equal 
                   refused.accumulate([](auto const&) { return uly::token_sums{}; });
               }).code == uly::errc::disagreement);
     });
+}
+
+TEST_CASE("session: whatever call of a communicator fails on a rank, all ranks end, with an error, "
+          "at once") {
+    auto const samples = text_samples(16);
+    using faulty_ranks = faults::faulty<ranks_type>;
+    constexpr auto deadline = std::chrono::seconds(100);
+    // Threads that tell nobody of what their rank throws. Returns how many points the rank has passed.
+    auto const ends = [&](faults::fault const& given, std::vector<failure>& seen) {
+        seen.assign(4, {});
+        std::size_t points = 0;
+        uly::threads::group const owner(4, {.deadline = deadline});
+        std::vector<std::jthread> threads;
+        for (int r = 0; r < 4; ++r)
+            threads.emplace_back([&, r] {
+                auto const events = std::make_shared<faults::script>(r, given);
+                auto& mine = seen[static_cast<std::size_t>(r)];
+                try {
+                    mine = failure_of([&] {
+                        faulty_ranks const world(owner.handle(r), events);
+                        auto run =
+                            uly::prepare({.parallel = {.sp = 2, .dp_shard = 2},
+                                          .step = {.gradient_accumulation = 2, .tokens = longest}},
+                                         world, samples, text_fields);
+                        std::vector<double> gradients(3);
+                        auto const body = [](auto const&) { return uly::token_sums{}; };
+                        while (run.step(std::span(gradients), body)) {}
+                        run.evaluate(samples, body);
+                    });
+                } catch (std::exception const& e) {
+                    mine = {uly::errc::none, e.what()};
+                }
+                if (r == 1) points = events->points().size();
+            });
+        threads.clear();
+        return points;
+    };
+    std::vector<failure> seen;
+    auto const points = ends({}, seen);
+    for (auto const& each : seen) CHECK(each.text == "nothing was thrown");
+    CHECK(points > 50);
+    for (auto const what : {faults::kind::throws, faults::kind::fails, faults::kind::bad_alloc})
+        for (std::size_t i = 0; i < points; ++i) {
+            CAPTURE(faults::name(what));
+            CAPTURE(i);
+            auto const begin = faults::clock::now();
+            ends({.what = what, .rank = 1, .point = i}, seen);
+            CHECK(faults::clock::now() - begin < deadline / 2);
+            for (auto const& each : seen) CHECK(each.text != "nothing was thrown");
+        }
 }

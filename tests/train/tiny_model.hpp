@@ -74,12 +74,12 @@ template <class Comm>
 class tiny_model {
    public:
     tiny_model(Comm const& ranks, int64_t depth, uly::keep keep = uly::keep::exchanged,
-               uly::checkpoint_options const& saving = {})
+               uly::checkpoint_options const& saving = {}, double dropout = 0)
         : weights_(parts<double>::count(depth)),
           gradients_(weights_.size()),
           w_(weights_.data(), depth),
           d_(gradients_.data(), depth),
-          attention_(ranks, uly::sequence_local{}, uly::reference_attention{}, with(keep),
+          attention_(ranks, uly::sequence_local{}, uly::reference_attention{}, with(keep, dropout),
                      uly::dense{uly::builtin_gemm{}}),
           contexts_(static_cast<std::size_t>(saving.every)),
           middles_(contexts_.size()),
@@ -96,6 +96,7 @@ class tiny_model {
     /// Forward and backward: adds the gradients of the loss sum of this rank's tokens.
     template <class Batch>
     uly::token_sums learn(Batch const& batch) {
+        ++micro_batches_;
         prepare(batch);
         embed(batch, saved_.input(rows_, width));
         saved_.forward(*this, view(y_));
@@ -124,7 +125,7 @@ class tiny_model {
     // As `checkpointed_layers`.
     void forward(int64_t i, uly::row_view<double const> x, uly::row_view<double> y) {
         ++forwards;
-        attention_.forward(*step_, operand(x), dense_of(i), operand(view(middle_)));
+        attention_.forward(*step_, operand(x), dense_of(i), operand(view(middle_)), dropped(i));
         finish(i, x, view(middle_), y);
     }
     void forward_keeping(int64_t i, int64_t place, uly::row_view<double const> x,
@@ -133,7 +134,7 @@ class tiny_model {
         auto& m = middles_[static_cast<std::size_t>(place)];
         m.resize(middle_.size());
         attention_.forward(*step_, contexts_[static_cast<std::size_t>(place)], operand(x),
-                           dense_of(i), operand(view(m)));
+                           dense_of(i), operand(view(m)), dropped(i));
         finish(i, x, view(m), y);
     }
     void backward(int64_t i, int64_t place, uly::row_view<double const> x,
@@ -146,7 +147,7 @@ class tiny_model {
         attention_.backward(
             *step_, contexts_[static_cast<std::size_t>(place)], operand(x), dense_of(i), operand(d),
             operand(view(branch_)),
-            uly::dense_gradients<double>{.q = to.q, .k = to.k, .v = to.v, .o = to.o});
+            uly::dense_gradients<double>{.q = to.q, .k = to.k, .v = to.v, .o = to.o}, dropped(i));
         add(branch_, d);
     }
 
@@ -158,10 +159,17 @@ class tiny_model {
         uly::pipeline<Comm, uly::sequence_local, uly::reference_attention, projection_type>;
     using memory = std::vector<double>;
 
-    static uly::shape with(uly::keep keep) {
+    static uly::shape with(uly::keep keep, double dropout) {
         auto shape = attention_shape;
         shape.keep = keep;
+        shape.dropout = dropout;
         return shape;
+    }
+    /// Drops others in each layer and micro-batch.
+    uly::logit_inputs dropped(int64_t i) const {
+        if (attention_.layer().dropout.value() == 0) return {};
+        return {.dropout = uly::dropout_key{.step = micro_batches_,
+                                            .layer = static_cast<std::uint64_t>(i)}};
     }
     template <class Batch>
     static int64_t id(Batch const& batch, int64_t i) {
@@ -217,6 +225,7 @@ class tiny_model {
     uly::sequence const* step_ = nullptr;
     uly::tiling tiles_ = uly::tiling::of(0, 1);
     int64_t rows_ = 0;
+    std::uint64_t micro_batches_ = 0;
     memory y_, dx_, middle_, branch_;
 };
 

@@ -279,8 +279,8 @@ class batch_adapter {
     void share(int source, batch_type& batch) {
         auto const& ranks = ranks_.sp();
         auto& whole = source == ranks.rank() ? own_ : incoming_;
-        whole.reshape(record_of(source).extents);
-        leaving_on_failure(ranks, [&] {
+        leaving_on_failure(ranks_.world(), [&] {
+            whole.reshape(record_of(source).extents);
             ranks.broadcast(whole.bytes(), source);
             auto const own = order_of(whole);
             batch.step.renew(

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -53,12 +54,17 @@ class mesh {
     mesh(parallel_config const& config, Comm const& world)
         : config_(config),
           world_(world),
-          sp_(world.split(index(world.rank() / config.sp), world.rank())),
-          dp_(world.split(index(world.rank() % config.sp), world.rank())),
-          states_(world.split(index(world.rank() / model_ranks()), world.rank())),
-          dp_replicate_(world.split(index(world.rank() % model_ranks()), world.rank())) {}
+          sp_(split(world, world.rank() / config.sp)),
+          dp_(split(world, world.rank() % config.sp)),
+          states_(split(world, world.rank() / model_ranks())),
+          dp_replicate_(split(world, world.rank() % model_ranks())) {}
 
-    static int index(std::int64_t value) { return static_cast<int>(value); }
+    static Comm split(Comm const& world, std::int64_t color) {
+        std::optional<Comm> part;
+        leaving_on_failure(
+            world, [&] { part.emplace(world.split(static_cast<int>(color), world.rank())); });
+        return *part;
+    }
     std::int64_t model_ranks() const { return config_.sp * config_.dp_shard; }
 
     static parallel_config const& agreed(Comm const& world, parallel_config const& config,

@@ -116,14 +116,14 @@ class session {
     /// nothing at the end of the epoch; the epoch's last update may be of fewer micro-batches.
     ///
     /// *Blocking*: collective over the mesh. *Throws* the same on every rank what
-    /// `batch_adapter::next` and `sum_over_ranks` do. What `body` throws on one rank alone ends the
+    /// `batch_adapter::next` and `sum_over_ranks` do. What `body` throws on some ranks alone ends the
     /// session: the others get `peer_failed`.
     template <class Body>
     std::optional<token_sums> accumulate(Body&& body) {
         token_sums mine;
         std::int64_t done = 0;
         while (done < numbers_.step().gradient_accumulation && batches_.next(batch_)) {
-            mine += called(body, std::as_const(batch_));
+            mine += called(ranks_.sp(), body, std::as_const(batch_));
             ++done;
         }
         if (done == 0) return {};
@@ -165,7 +165,7 @@ class session {
                               fields_, options, at_};
         typename decltype(batches)::batch_type batch;
         token_sums mine;
-        while (batches.next(batch)) mine += called(body, std::as_const(batch));
+        while (batches.next(batch)) mine += called(alone_.sp(), body, std::as_const(batch));
         return sum_over_ranks(ranks_.world(), mine, at_);
     }
 
@@ -185,15 +185,17 @@ class session {
         return options;
     }
 
-    /// An error that the group knows of has the rank that broke the rule; any other is this rank's.
+    /// An error that `group`, which the batch is shared by, has left a call with has a rank that broke
+    /// the rule. Where other ranks do not know of it, they are released.
     template <class Body, class Batch>
-    token_sums called(Body& body, Batch const& batch) {
+    token_sums called(Comm const& group, Body& body, Batch const& batch) {
 #if ULYSSES_EXCEPTIONS
         if constexpr (can_leave<Comm>) {
             try {
                 return body(batch);
             } catch (error const& e) {
-                if (e.rank() < 0) ranks_.world().leave(e.what());
+                if (e.rank() < 0 || group.size() < ranks_.world().size())
+                    ranks_.world().leave(e.what());
                 throw;
             } catch (std::exception const& e) {
                 ranks_.world().leave(e.what());
@@ -204,6 +206,7 @@ class session {
             }
         }
 #endif
+        static_cast<void>(group);
         return body(batch);
     }
 
