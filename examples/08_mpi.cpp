@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <random>
 #include <vector>
 
@@ -39,11 +40,8 @@ void attend(Ranks const& ranks, std::vector<float>& q, std::vector<float>& k, st
     // [/snippet]
 }
 
-int main(int argc, char** argv) {
-    // [snippet session]
-    uly::mpi::session session{argc, argv};
-    auto const world = session.world();
-    // [/snippet]
+/// True where each group gives the bits of one rank.
+bool all_alike(uly::mpi::communicator const& world) {
     auto const size = static_cast<std::size_t>(sequence_tokens * row_elements);
     std::mt19937 generator(1);
     std::normal_distribution<float> normal;
@@ -85,5 +83,21 @@ int main(int argc, char** argv) {
         // [/snippet]
         check("two hosts", apart.handle());
     }
-    return all_same ? 0 : 1;
+    return all_same;
+}
+
+int main(int argc, char** argv) {
+    // [snippet session]
+    uly::mpi::session session{argc, argv};
+    auto const world = session.world();
+    // [/snippet]
+    // [snippet errors]
+    try {
+        return all_alike(world) ? 0 : 1;
+    } catch (std::exception const& e) {
+        std::fprintf(stderr, "rank %d: %s\n", world.rank(), e.what());
+        world.leave(e.what());
+        return 1;
+    }
+    // [/snippet]
 }

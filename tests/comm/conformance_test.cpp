@@ -29,15 +29,15 @@ void run(int ranks, body_of_rank const& body, uly::threads::options const& given
     uly::threads::run(ranks, body, given);
 }
 
-void run_alone(int ranks, body_of_rank const& body) { run(ranks, body); }
-
 }  // namespace
 
 TEST_CASE("serial is a communicator") {
     check_communicator([](int, auto const& body) { body(uly::serial{}); }, {1});
 }
 
-TEST_CASE("threads::communicator is a communicator") { check_communicator(ranks_maker(run_alone)); }
+TEST_CASE("threads::communicator is a communicator") {
+    check_communicator(ranks_maker([](int ranks, auto const& body) { run(ranks, body); }));
+}
 
 TEST_CASE("threads::communicator is one where ranks reach no other, or some") {
     for (int const on_a_host : {1, 2})

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/comm/serial.hpp>
 #include <ulysses/comm/threads.hpp>
 
 #include "../sanitizers.hpp"
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -543,10 +545,10 @@ TEST_CASE("threads: an engine's own memory for windows, also in groups that are 
     auto const counting = [&](std::size_t bytes) {
         ++made;
         return std::shared_ptr<std::byte>(
-            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64})),
+            static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64})),
             [&](std::byte* part) {
                 ++given_back;
-                ::operator delete(part, std::align_val_t{64});
+                ::operator delete (part, std::align_val_t{64});
             });
     };
     run(2, [&](group g) {
@@ -587,13 +589,30 @@ TEST_CASE("threads: memory for windows that cannot be used is the same error on 
 
 #if !TEST_UNDER_SANITIZER
 TEST_CASE("threads: a window that one rank has no memory for is out_of_memory on every rank") {
-    auto const seen = same_error(3, [](group g) { g.make_window(std::size_t{1} << 60); });
+    auto const seen = same_error(3, [](group g) { g.make_window(std::size_t{1} << 47); });
     CHECK(seen.code == errc::out_of_memory);
     CHECK(seen.rank == 0);
     CHECK(seen.text.starts_with("ulysses: "));
-    CHECK(contains(seen.text, "1152921504606846976"));  // what was asked for
+    CHECK(contains(seen.text, "140737488355328"));  // what was asked for
 }
 #endif
+
+TEST_CASE("threads: a window that no memory holds is out_of_memory, also where sizes overflow") {
+    for (auto const bytes : {std::size_t{1} << 60, std::numeric_limits<std::size_t>::max()}) {
+        auto const seen = same_error(3, [=](group g) { g.make_window(bytes); });
+        CHECK(seen.code == errc::out_of_memory);
+        CHECK(contains(seen.text, uly::concat(bytes, " bytes")));
+        CHECK_THROWS_AS(uly::serial{}.make_window(bytes), uly::out_of_memory);
+    }
+}
+
+TEST_CASE("threads: a deadline of any number is over at some time, and not before it began") {
+    using std::chrono::milliseconds;
+    auto const now = std::chrono::steady_clock::now();
+    CHECK(uly::detail::end_of(milliseconds(-1)) >= now);
+    CHECK(uly::detail::end_of(milliseconds::min()) >= now);
+    CHECK(uly::detail::end_of(milliseconds::max()) > now + std::chrono::hours(24));
+}
 
 TEST_CASE("threads: a rank whose body returns releases those that still wait for it") {
     CHECK_THROWS_WITH_AS(uly::threads::run(3,

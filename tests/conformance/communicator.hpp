@@ -292,6 +292,17 @@ void check_gathers(Comm const& ranks) {
                    uly::concat(bytes, " bytes, root ", root));
         }
     }
+    // Where it takes a status, a rank that cannot take part says why.
+    uly::fence_status status;
+    if (ranks.rank() == ranks.size() - 1) status.fail(uly::errc::out_of_memory, "no room");
+    std::vector<std::byte> const part(8);
+    std::vector<std::byte> all(8 * at(ranks.size()));
+    if constexpr (requires { ranks.all_gather(part, all, status); }) {
+        auto const seen = outcome_of([&] { ranks.all_gather(part, all, status); });
+        expect(seen.code == uly::errc::out_of_memory && seen.rank == ranks.size() - 1 &&
+                   contains(seen.text, "no room"),
+               "the status that a rank brings to all_gather is every rank's error", seen.text);
+    }
 }
 
 template <class T, class Comm>
@@ -652,8 +663,13 @@ void check_release(Comm const& ranks, std::string_view name, bool late, Call con
     expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(60),
            "a rank that leaves releases the others at once", std::string(name));
     auto const again = outcome_of([&] { ranks.fence({}); });
-    expect(again.code == uly::errc::peer_failed && again.rank == culprit,
-           "a group that a rank has left is gone for good", again.text);
+    constexpr std::string_view gone = "a group that a rank has left is gone for good";
+    expect(again.code == uly::errc::peer_failed && again.rank == culprit, gone, again.text);
+    if constexpr (uly::sends_messages<Comm>) {
+        auto const started = outcome_of([&] { ranks.start({}, {}); });
+        expect(started.code == uly::errc::peer_failed && started.rank == culprit, gone,
+               uly::concat("start: ", started.text));
+    }
 }
 
 }  // namespace detail

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
@@ -53,15 +54,26 @@ void run(uly::mpi::communicator const& world) {
     is_splitting = true;  // a window's first needs a split too
     world.split(0, world.rank()).fence({});
 
-    // More than is sent before the other end is ready.
-    auto const ranks = world.size(), me = world.rank();
+    // More than is sent before the other end is ready, twice: each rank waits for each other one.
+    auto const ranks = world.size();
     // MPI may read and write what is under way until the job ends, also after an exception.
-    static std::vector<std::byte> sent(std::size_t{1} << 22), received(sent.size());
-    uly::outgoing const out[] = {{(me + 1) % ranks, sent}};
-    uly::incoming const in[] = {{(me + ranks - 1) % ranks, received}};
-    auto const ticket = world.start(out, in);
+    static std::vector<std::byte> sent(std::size_t{1} << 22);
+    static std::vector<std::vector<std::byte>> received(2 * static_cast<std::size_t>(ranks), sent);
+    auto const start = [&](std::size_t turn) {
+        std::vector<uly::outgoing> out;
+        std::vector<uly::incoming> in;
+        for (int r = 0; r < ranks; ++r) {
+            if (r == world.rank()) continue;
+            out.push_back({r, sent});
+            in.push_back({r, received[2 * static_cast<std::size_t>(r) + turn]});
+        }
+        return world.start(out, in);
+    };
+    auto const first = start(0);
     pass("messages");
-    world.wait(ticket);
+    auto const second = start(1);
+    world.wait(first);
+    world.wait(second);
 
     // Chunks that overlap: one is computed while others are under way.
     uly::pipeline layer{world, uly::sequence_local{}, failing_attention{},
@@ -91,13 +103,31 @@ int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* part) {
 }
 }
 
+namespace {
+
+/// Whether that cannot be made once MPI is finalised.
+template <class Make>
+bool is_refused(Make const& make) {
+    try {
+        make();
+    } catch (uly::error const& e) {
+        return e.code() == uly::errc::invalid_call;
+    }
+    return false;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
     std::string_view const wanted = argc > 1 ? argv[1] : "";
     auto const deadline =
         wanted == "silent" ? std::chrono::milliseconds(1000) : std::chrono::seconds(600);
+    // Ends after MPI does.
+    std::optional<uly::mpi::group> late;
     try {
         uly::mpi::session session{argc, argv, {.deadline = deadline}};
         auto const world = session.world();
+        if (wanted == "nothing") late.emplace(MPI_COMM_WORLD);
         fault = wanted;
         place = argc > 2 ? argv[2] : "";
         is_culprit = world.rank() == world.size() - 1;
@@ -113,5 +143,8 @@ int main(int argc, char** argv) {
     } catch (std::exception const&) {
         return 3;
     }
-    return 0;
+    return is_refused([] { uly::mpi::session const again; }) &&
+                   is_refused([] { uly::mpi::group const other(MPI_COMM_WORLD); })
+               ? 0
+               : 4;
 }

@@ -27,6 +27,32 @@ namespace ulysses::inline ULYSSES_ABI::mpi {
 
 namespace detail {
 
+/// *Throws* `transport_error` where MPI gives less than what a handle needs.
+inline void expect_level(int level, std::string_view operation) {
+    if (level < MPI_THREAD_FUNNELED)
+        raise(errc::transport, {}, operation, "MPI must give at least MPI_THREAD_FUNNELED",
+              "level ", level);
+}
+
+/// *Throws* `invalid_call` for what no group can be made of. MPI itself would end the job.
+inline void expect_ranks(MPI_Comm comm) {
+    constexpr std::string_view operation = "mpi::group";
+    if (!is_running())
+        raise(errc::invalid_call, {}, operation,
+              "MPI must have been initialised, and not be finalised yet", "it does not run");
+    if (comm == MPI_COMM_NULL)
+        raise(errc::invalid_call, {}, operation, "a group is of the ranks of one communicator",
+              "MPI_COMM_NULL");
+    int joins_two = 0;
+    check(MPI_Comm_test_inter(comm, &joins_two), operation);
+    if (joins_two != 0)
+        raise(errc::invalid_call, {}, operation, "a group is of the ranks of one communicator",
+              "an intercommunicator");
+    int level = MPI_THREAD_SINGLE;
+    check(MPI_Query_thread(&level), operation);
+    expect_level(level, operation);
+}
+
 /// The state of a group of all ranks of `comm`, which it takes over. Hosts are what MPI finds, and what
 /// the ranks themselves tell apart. Collective.
 inline std::shared_ptr<group_state> make_group(MPI_Comm comm, options const& given,
@@ -58,8 +84,11 @@ inline std::shared_ptr<group_state> make_group(MPI_Comm comm, options const& giv
 /// Owner of a group of processes: all those of a communicator of MPI, such as an engine's own.
 class group {
    public:
-    /// Collective over `comm`, which is duplicated. *Throws* `transport_error`.
+    /// Collective over `comm`, which is duplicated. *Throws* `transport_error`, also where MPI gives less
+    /// than MPI_THREAD_FUNNELED; `invalid_call` where MPI does not run, and for a communicator that is
+    /// null or joins two groups.
     explicit group(MPI_Comm comm, options const& given = {}) {
+        detail::expect_ranks(comm);
         int rank = 0;
         detail::check(MPI_Comm_rank(comm, &rank), "mpi::group");
         auto const dog = std::make_shared<detail::watchdog>();
@@ -79,13 +108,15 @@ class group {
 
     /// Collective: gives back the group's memory once all ranks have come and no handle or window is left
     /// on any; else, and where the group has failed, what is left stays until the job ends. Returns
-    /// why the group has failed, or does so now: a rank that is here during an exception leaves it.
+    /// why the group has failed, or does so now: a rank that is here during an exception leaves it, and
+    /// so does one that is here while others are in another call. Nothing once MPI is finalised.
     fence_status close() {
         fence_status met;
+        if (!detail::is_running()) lease_.reset();
         if (!lease_) return met;
         auto& state = *lease_->group;
         if (std::uncaught_exceptions() > exceptions_)
-            handle().leave("an exception ended the scope of its mpi::group");
+            handle().leave("an exception ended the scope of its group or session");
         bool in_use = false;
         guarded(met, [&] {
             auto& mine = state.next_offer(detail::collective::close);
@@ -93,12 +124,22 @@ class group {
             state.meet();
             for (auto const& each : state.shown()) in_use = in_use || each.argument != 0;
         });
-        if (met.code == errc::none && !in_use) state.watched("close", [&] { state.release(); });
+        // The others are told, as this rank does not come to their next call either.
+        if (met.code != errc::none)
+            handle().leave(met.text);
+        else if (!in_use)
+            state.watched("close", [&] { state.release(); });
         lease_.reset();
         return met;
     }
 
-    communicator handle() const { return communicator(lease_); }
+    /// *Throws* `invalid_call` once the group is closed.
+    communicator handle() const {
+        if (!lease_)
+            raise(errc::invalid_call, {}, "mpi::group", "a handle must name a group",
+                  "this one is closed");
+        return communicator(lease_);
+    }
 
    private:
     int exceptions_ = std::uncaught_exceptions();
@@ -111,7 +152,8 @@ class group {
 /// One in a program, for as long as it uses MPI.
 class session {
    public:
-    /// *Throws* `transport_error`, also where MPI gives less than MPI_THREAD_FUNNELED.
+    /// *Throws* `transport_error`, also where MPI gives less than MPI_THREAD_FUNNELED; `invalid_call`
+    /// where MPI has been finalised.
     session(int& argc, char**& argv, options const& given = {}) : session(&argc, &argv, given) {}
     explicit session(options const& given = {}) : session(nullptr, nullptr, given) {}
     session(session const&) = delete;
@@ -122,7 +164,7 @@ class session {
     /// ends as well where MPI takes longer than the deadline to finalise.
     ~session() {
         auto const failure = world_->close();
-        if (!owns_) return;
+        if (!owns_ || !detail::is_running()) return;
         if (failure.code != errc::none && !all_come()) {
             std::fprintf(stderr, "%s\n", failure.text);
             MPI_Abort(MPI_COMM_WORLD, 1);
@@ -138,16 +180,18 @@ class session {
 
    private:
     session(int* argc, char*** argv, options const& given) : deadline_(given.deadline) {
-        int initialised = 0, level = MPI_THREAD_SINGLE;
-        detail::check(MPI_Initialized(&initialised), "mpi::session");
+        int initialised = 0, finalised = 0, level = MPI_THREAD_SINGLE;
+        MPI_Initialized(&initialised);
+        MPI_Finalized(&finalised);
+        if (finalised != 0)
+            raise(errc::invalid_call, {}, "mpi::session", "MPI is initialised once in a program",
+                  "it has been finalised");
         owns_ = initialised == 0;
         if (owns_)
             detail::check(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &level), "mpi::session");
         else
             detail::check(MPI_Query_thread(&level), "mpi::session");
-        if (level < MPI_THREAD_FUNNELED)
-            raise(errc::transport, {}, "mpi::session", "MPI must give at least MPI_THREAD_FUNNELED",
-                  "level ", level);
+        detail::expect_level(level, "mpi::session");
         if (owns_) {
             // MPICH reports errors of a request, such as a message that is too long, to these.
             MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -187,8 +187,9 @@ inline std::string sizes_text(int from, std::string_view sent, int to, std::size
 
 /// When a deadline that begins now is over.
 inline std::chrono::steady_clock::time_point end_of(std::chrono::milliseconds deadline) {
+    using std::chrono::milliseconds;
     return std::chrono::steady_clock::now() +
-           std::min<std::chrono::milliseconds>(deadline, std::chrono::hours(24 * 365));
+           std::clamp<milliseconds>(deadline, milliseconds(0), std::chrono::hours(24 * 365));
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI::detail

@@ -33,6 +33,14 @@ inline void check(int code, std::string_view operation) {
         raise(errc::transport, {}, operation, "MPI reported an error", text_of(code));
 }
 
+/// Whether MPI has been initialised, and not finalised yet. Else each other call of MPI ends the job.
+inline bool is_running() {
+    int initialised = 0, finalised = 0;
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalised);
+    return initialised != 0 && finalised == 0;
+}
+
 /// As much as one call that counts in `int` is given.
 inline constexpr std::size_t most_bytes = std::size_t{1} << 30;
 

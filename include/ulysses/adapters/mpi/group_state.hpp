@@ -8,6 +8,7 @@
 #include <ulysses/adapters/mpi/watchdog.hpp>
 #include <ulysses/adapters/mpi/windows.hpp>
 #include <ulysses/comm/collectives.hpp>
+#include <ulysses/comm/host_window.hpp>
 #include <ulysses/core/communicator.hpp>
 
 #include <cstddef>
@@ -107,6 +108,7 @@ class group_state : public resource {
         fence_status status;
         std::shared_ptr<window_parts> parts;
         guarded(status, [&] {
+            ulysses::detail::expect_window_bytes(bytes);
             parts = std::make_shared<window_parts>();
             parts->memory.resize(statuses_.size());
             made_.reserve();

@@ -25,7 +25,15 @@ class mailbox {
         std::uint64_t use = 0;  ///< which of the groups that have had this index
     };
 
+    mailbox() = default;
+    mailbox(mailbox const&) = delete;
+    mailbox& operator=(mailbox const&) = delete;
+    ~mailbox() {
+        if (is_running()) abandon_all();
+    }
+
     ticket start(meeting& ranks, std::span<outgoing const> out, std::span<incoming const> in) {
+        failing const unless_started{*this, ranks};
         ranks.expect_intact();
         for (auto const& each : out) ulysses::detail::expect_peer(each.peer, ranks.size());
         for (auto const& each : in) ulysses::detail::expect_peer(each.peer, ranks.size());
@@ -50,7 +58,9 @@ class mailbox {
                                          groups_[which.index].open &&
                                          groups_[which.index].use == which.use,
                                      which);
+        failing const unless_done{*this, ranks};
         auto& own = groups_[which.index];
+        if (own.is_lost()) ranks.expect_intact();
         own.open = false;
         closing const until_done{own};
         ranks.await(
@@ -62,6 +72,8 @@ class mailbox {
                 return ulysses::detail::unanswered_text(ranks.rank(), ranks.settings().deadline,
                                                         peer);
             });
+        // A rank that gave up waiting may have used the memory of what it sent for something else.
+        ranks.expect_intact();
     }
 
     /// Looks whether all that is under way has arrived, for which MPI moves it; for a few microseconds.
@@ -87,17 +99,33 @@ class mailbox {
         std::vector<message_end> ends;
         std::vector<MPI_Request> requests;
         std::vector<MPI_Status> statuses;
+
+        /// True where not all were begun, or some were given up: the group of ranks has failed.
+        bool is_lost() const { return requests.size() < ends.size(); }
+        void abandon() {
+            for (std::size_t i = 0; i < requests.size(); ++i)
+                detail::abandon(requests[i], i < receives);
+            requests.clear();
+        }
     };
 
     /// Lets go of what is still under way when a wait has failed.
     struct closing {
         message_group& own;
-        ~closing() {
-            for (std::size_t i = 0; i < own.requests.size(); ++i)
-                abandon(own.requests[i], i < own.receives);
-            own.requests.clear();
+        ~closing() { own.abandon(); }
+    };
+    /// Lets go of all messages when the group of ranks has failed: nobody may wait for them, and their
+    /// memory is the caller's again.
+    struct failing {
+        mailbox& box;
+        meeting const& ranks;
+        ~failing() {
+            if (ranks.has_failed()) box.abandon_all();
         }
     };
+    void abandon_all() {
+        for (auto& each : groups_) each.abandon();
+    }
 
     ticket free_group(std::span<outgoing const> out, std::span<incoming const> in) {
         auto const free = std::ranges::find(groups_, false, &message_group::open);

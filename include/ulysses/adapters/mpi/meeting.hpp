@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -58,14 +59,17 @@ inline bool is_pending(MPI_Request request) {
     return flag == 0;
 }
 /// Ends a request that may never complete. A receive is cancelled, and has ended then, unless its
-/// message is just arriving; a message that is being sent cannot be.
-inline void abandon(MPI_Request& request, bool receive) {
-    if (request == MPI_REQUEST_NULL) return;
+/// message is just arriving; a message that is being sent cannot be. True where MPI may use its memory
+/// until the job ends.
+inline bool abandon(MPI_Request& request, bool receive) {
+    if (request == MPI_REQUEST_NULL) return false;
     if (receive && is_pending(request)) MPI_Cancel(&request);
     auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     while (receive && is_pending(request) && std::chrono::steady_clock::now() < until)
         std::this_thread::yield();
+    auto const in_use = is_pending(request);
     MPI_Request_free(&request);
+    return in_use;
 }
 
 class meeting {
@@ -77,31 +81,29 @@ class meeting {
         check(MPI_Comm_rank(comm_, &rank_), "mpi::group");
         check(MPI_Comm_size(comm_, &size_), "mpi::group");
         check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "mpi::group");
-        for (auto& each : seen_) each.resize(static_cast<std::size_t>(size_));
+        for (auto& each : own_->seen) each.resize(static_cast<std::size_t>(size_));
         for (int r = 0; r < size_; ++r) {
             if (r == rank_) continue;
-            check(MPI_Send_init(&mine_, sizeof mine_, MPI_BYTE, r, offers, comm_,
+            check(MPI_Send_init(&own_->mine, sizeof own_->mine, MPI_BYTE, r, offers, comm_,
                                 &sends_.emplace_back(MPI_REQUEST_NULL)),
                   "mpi::group");
             for (std::size_t turn = 0; turn < 2; ++turn)
-                check(MPI_Recv_init(&seen_[turn][static_cast<std::size_t>(r)], sizeof(offer),
+                check(MPI_Recv_init(&own_->seen[turn][static_cast<std::size_t>(r)], sizeof(offer),
                                     MPI_BYTE, r, offers, comm_,
                                     &receives_[turn].emplace_back(MPI_REQUEST_NULL)),
                       "mpi::group");
         }
         start(receives_[turn_]);
         if (size_ > 1)
-            check(MPI_Irecv(&told_, sizeof told_, MPI_BYTE, MPI_ANY_SOURCE, departures, comm_,
-                            &told_request_),
+            check(MPI_Irecv(&own_->told, sizeof own_->told, MPI_BYTE, MPI_ANY_SOURCE, departures,
+                            comm_, &told_request_),
                   "mpi::group");
     }
     meeting(meeting const&) = delete;
     meeting& operator=(meeting const&) = delete;
 
     ~meeting() {
-        int finalized = 0;
-        MPI_Finalized(&finalized);
-        if (finalized == 0) cancel_requests();
+        if (is_running()) cancel_requests();
     }
     /// Gives back the communicator. Collective; nobody uses the group any more.
     void release() {
@@ -120,27 +122,31 @@ class meeting {
     /// This rank's offer for the call that begins. *Throws* the error the group failed with.
     offer& next_offer(collective call) {
         expect_intact();
-        mine_ = {};
-        mine_.call = call;
-        mine_.calls = calls_;
-        return mine_;
+        own_->mine = {};
+        own_->mine.call = call;
+        own_->mine.calls = calls_;
+        return own_->mine;
     }
 
     /// Sends the offer and waits for those of all. Counts of calls become one.
     void meet() {
         auto const turn = turn_;
         start(sends_);
-        seen_[turn][static_cast<std::size_t>(rank_)] = mine_;
+        own_->seen[turn][static_cast<std::size_t>(rank_)] = own_->mine;
         await(
             meetings_ + 1, [&] { return done(receives_[turn]) && done(sends_); },
             [&] {
                 std::string silent;
                 for (std::size_t i = 0; i < receives_[turn].size(); ++i)
                     if (is_pending(receives_[turn][i])) silent += concat(" ", peer_of(i));
-                return ulysses::detail::silent_text(rank_, options_.deadline, silent);
+                auto text = ulysses::detail::silent_text(rank_, options_.deadline, silent);
+                // What it came to tell may be why they are: in a call of MPI that failed here alone.
+                if (own_->mine.status.code != errc::none)
+                    text += concat("; it had failed: ", own_->mine.status.text);
+                return text;
             });
         // All have come; but those who gave up on one that was late are gone.
-        if (is_departed() && first_.meetings <= meetings_) throw_departure();
+        if (is_departed() && own_->first.meetings <= meetings_) throw_departure();
         ++meetings_;
         turn_ ^= 1u;
         start(receives_[turn_]);
@@ -148,7 +154,7 @@ class meeting {
     }
 
     /// What all ranks offered to the last meeting.
-    std::span<offer const> shown() const { return seen_[turn_ ^ 1u]; }
+    std::span<offer const> shown() const { return own_->seen[turn_ ^ 1u]; }
     auto shown_by() const {
         return [all = shown()](int rank) -> offer const& {
             return all[static_cast<std::size_t>(rank)];
@@ -169,14 +175,17 @@ class meeting {
         int flag = 0;
         if (told_request_ != MPI_REQUEST_NULL &&
             MPI_Test(&told_request_, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag != 0) {
-            first_ = told_;
+            own_->first = own_->told;
             departed_ = true;
         } else if (parent_ != nullptr && parent_->is_departed()) {
-            auto const& why = parent_->first_;
+            auto const& why = parent_->own_->first;
             depart(why.status.code, why.status.text, why.rank);
         }
         return departed_;
     }
+
+    /// The same, of what this rank knows already.
+    bool has_failed() const { return departed_; }
 
     /// Tells all ranks that the group has failed; never waits. The first failure stays.
     void fail(errc code, std::string_view text, int rank) {
@@ -205,7 +214,7 @@ class meeting {
     void await(std::uint64_t number, Ready const& ready, Silence const& silence) {
         auto const until = ulysses::detail::end_of(options_.deadline);
         for (unsigned tries = 0; !ready(); ++tries) {
-            if (is_departed() && first_.meetings < number) throw_departure();
+            if (is_departed() && own_->first.meetings < number) throw_departure();
             if (tries < spins_) continue;
             if (std::chrono::steady_clock::now() > until)
                 fail_and_throw(errc::timed_out, silence(), -1);
@@ -236,13 +245,13 @@ class meeting {
 
     void depart(errc code, std::string_view text, int rank) {
         departed_ = true;
-        first_.meetings = meetings_;
-        first_.rank = rank;
-        first_.status.fail(code, text);
+        own_->first.meetings = meetings_;
+        own_->first.rank = rank;
+        own_->first.status.fail(code, text);
         for (int r = 0; r < size_; ++r) {
             if (r == rank_) continue;
             // One that cannot be told finds out at its deadline.
-            if (MPI_Isend(&first_, sizeof first_, MPI_BYTE, r, departures, comm_,
+            if (MPI_Isend(&own_->first, sizeof own_->first, MPI_BYTE, r, departures, comm_,
                           &telling_.emplace_back(MPI_REQUEST_NULL)) != MPI_SUCCESS)
                 telling_.pop_back();
         }
@@ -250,19 +259,30 @@ class meeting {
         MPI_Testall(static_cast<int>(telling_.size()), telling_.data(), &flag, MPI_STATUSES_IGNORE);
     }
     [[noreturn]] void throw_departure() const {
-        throw_error(first_.status.code, first_.status.text, first_.rank);
+        throw_error(own_->first.status.code, own_->first.status.text, own_->first.rank);
     }
 
     void cancel_requests() {
-        for (auto& each : sends_) abandon(each, false);
-        for (auto& turn : receives_)
-            for (auto& each : turn) abandon(each, true);
-        sends_.clear();
-        for (auto& turn : receives_) turn.clear();
-        abandon(told_request_, true);
-        for (auto& each : telling_) abandon(each, false);
-        telling_.clear();
+        bool in_use = false;
+        auto const end = [&](std::vector<MPI_Request>& requests, bool receive) {
+            for (auto& each : requests) in_use = abandon(each, receive) || in_use;
+            requests.clear();
+        };
+        end(sends_, false);
+        for (auto& turn : receives_) end(turn, true);
+        in_use = abandon(told_request_, true) || in_use;
+        end(telling_, false);
+        // What this rank leaves with is still to be read by the others.
+        if (in_use) static_cast<void>(own_.release());
     }
+
+    /// What MPI reads and writes.
+    struct letters {
+        offer mine;
+        /// Two in turn: those of the last meeting are read while the next ones may already come.
+        std::vector<offer> seen[2];
+        departure first, told;
+    };
 
     MPI_Comm comm_;
     options options_;
@@ -271,14 +291,11 @@ class meeting {
     meeting* parent_;
     std::uint64_t calls_ = 0, meetings_ = 0;
 
-    offer mine_;
-    /// Two in turn: those of the last meeting are read while the next ones may already come.
-    std::vector<offer> seen_[2];
+    std::unique_ptr<letters> own_ = std::make_unique<letters>();
     std::vector<MPI_Request> sends_, receives_[2];
     unsigned turn_ = 0;
 
     bool departed_ = false;
-    departure first_, told_;
     MPI_Request told_request_ = MPI_REQUEST_NULL;
     std::vector<MPI_Request> telling_;
 };
