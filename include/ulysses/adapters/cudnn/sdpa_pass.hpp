@@ -439,7 +439,7 @@ class sdpa_pass {
                   sdpa_operands& operands) {
         if (wanted.empty() || call_.bias.empty()) return nullptr;
         auto const& asked = wanted.layout();
-        for (std::size_t const axis : {2, 3})
+        for (auto const axis : {std::size_t{2}, std::size_t{3}})
             if ((asked.extents[axis] == 1) != (call_.bias.layout().extents[axis] == 1))
                 raise(errc::unsupported, where{}, "cudnn",
                       "the gradient of a bias has the bias's rows and keys", asked.extents[2],
