@@ -41,7 +41,7 @@ void check_pairs(Attention const& attention, std::uint64_t seeds, std::vector<in
 
 TEST_CASE("a functor that plans computes what a layer asks for, on any number of ranks") {
     sdpa_double engine;
-    check_pairs(planned_attention(engine), 2, {1, 2, 3});
+    check_pairs(planned_attention(engine), 1, {1, 3});
 }
 
 TEST_CASE("a functor that plans shares plans between steps of lengths close by") {
