@@ -88,8 +88,7 @@ struct device_problem {
         result.queue.stream = stream;
         if (!p.slopes.empty()) result.slopes = slopes.span();
         if (!p.sinks.empty()) result.sinks = sinks.span();
-        if (!p.bias.empty())
-            result.bias = {static_cast<float const*>(bias.data()), p.bias_extents};
+        if (!p.bias.empty()) result.bias = {static_cast<float const*>(bias.data()), p.bias_extents};
         result.workspace = {static_cast<std::byte*>(workspace), workspace_bytes};
         return result;
     }
@@ -155,9 +154,15 @@ std::vector<option> options() {
         {"causal", causal},
         {"causal, cut rows", [=](sizes& s) { causal(s), cut(s); }},
         {"causal window, cut rows",
-         [=](sizes& s) { causal(s), cut(s), s.window = {70, -1}; }},
-        {"window of both sides", [](sizes& s) { s.window = {70, 30}; }},
-        {"tokens first", [=](sizes& s) { causal(s), s.layout = attention_test::order::tokens_first; }},
+         [=](sizes& s) {
+             causal(s), cut(s), s.window = {70, -1};
+         }},
+        {"window of both sides",
+         [](sizes& s) {
+             s.window = {70, 30};
+         }},
+        {"tokens first",
+         [=](sizes& s) { causal(s), s.layout = attention_test::order::tokens_first; }},
         {"heads of their own", [=](sizes& s) { causal(s), s.kv_heads = 4, s.group = 1; }},
         {"Dv 128", [=](sizes& s) { causal(s), s.value_dim = 128; }},
         {"one row", [](sizes& s) { s.tokens = s.rows = 1; }},
@@ -168,12 +173,22 @@ std::vector<option> options() {
              documents(s), causal(s), s.layout = attention_test::order::tokens_first;
          }},
         {"documents, causal, cut rows", [=](sizes& s) { documents(s), causal(s), cut(s); }},
-        {"documents, causal window", [=](sizes& s) { documents(s), causal(s), s.window = {40, -1}; }},
-        {"padding", [](sizes& s) { s.samples = {{0, 200, 0, 0, 0}, {40, s.keys, 0, 0, 0}}; }},
+        {"documents, causal window",
+         [=](sizes& s) {
+             documents(s), causal(s), s.window = {40, -1};
+         }},
+        {"padding",
+         [](sizes& s) {
+             s.samples = {{0, 200, 0, 0, 0}, {40, s.keys, 0, 0, 0}};
+         }},
         {"padding, causal",
-         [=](sizes& s) { causal(s), s.samples = {{0, 200, 0, 0, 0}, {40, s.keys, 0, 0, 0}}; }},
+         [=](sizes& s) {
+             causal(s), s.samples = {{0, 200, 0, 0, 0}, {40, s.keys, 0, 0, 0}};
+         }},
         {"rows without keys",
-         [=](sizes& s) { causal(s), s.samples = {{0, 0, 0, 0, 0}, {0, s.keys, -60, 0, 0}}; }},
+         [=](sizes& s) {
+             causal(s), s.samples = {{0, 0, 0, 0, 0}, {0, s.keys, -60, 0, 0}};
+         }},
         {"lengths rounded", causal, {}, {.round_lengths = true}},
         {"sinks", causal,
          [=](problem<uly::bf16>& p) { p.sinks = numbers(attention_test::at(p.size.heads()), 2); }},
@@ -183,9 +198,13 @@ std::vector<option> options() {
         {"softcap, cut rows", [=](sizes& s) { causal(s), cut(s); },
          [](problem<uly::bf16>& p) { p.softcap = 1.5; }},
         {"ALiBi", [](sizes&) {},
-         [=](problem<uly::bf16>& p) { p.slopes = numbers(attention_test::at(p.size.heads()), 0.3f); }},
+         [=](problem<uly::bf16>& p) {
+             p.slopes = numbers(attention_test::at(p.size.heads()), 0.3f);
+         }},
         {"ALiBi, causal, cut rows", [=](sizes& s) { causal(s), cut(s); },
-         [=](problem<uly::bf16>& p) { p.slopes = numbers(attention_test::at(p.size.heads()), 0.3f); }},
+         [=](problem<uly::bf16>& p) {
+             p.slopes = numbers(attention_test::at(p.size.heads()), 0.3f);
+         }},
         {"bias", causal, with_bias},
         {"bias, cut rows", [=](sizes& s) { causal(s), cut(s); }, with_bias},
         {"deterministic", causal, {}, {.deterministic = true}},
@@ -202,8 +221,16 @@ struct outcome {
 };
 
 outcome compare(uly::cudnn_engine& engine, option const& asked, bool backward) {
-    sizes size{.batch = 2, .tokens = 384, .keys = 384, .kv_heads = 2, .group = 2, .dim = 64,
-               .value_dim = 64, .rows = 384, .held = 384, .scale = 0.125};
+    sizes size{.batch = 2,
+               .tokens = 384,
+               .keys = 384,
+               .kv_heads = 2,
+               .group = 2,
+               .dim = 64,
+               .value_dim = 64,
+               .rows = 384,
+               .held = 384,
+               .scale = 0.125};
     asked.change(size);
     std::mt19937_64 random{1};
     auto p = attention_test::random_problem<uly::bf16>(random, size);
@@ -242,8 +269,10 @@ outcome compare(uly::cudnn_engine& engine, option const& asked, bool backward) {
     result.parts[1] = largest_difference(p.lse, exact.lse) / (allowed.lse + 1e-5);
     if (!backward) return result;
     result.parts[2] = largest_difference(p.dq, exact.dq) / (allowed.dq + product);
-    result.parts[3] = largest_difference(p.dk, exact.dk) / (allowed.dk + rounding(exact.dk) + product);
-    result.parts[4] = largest_difference(p.dv, exact.dv) / (allowed.dv + rounding(exact.dv) + product);
+    result.parts[3] =
+        largest_difference(p.dk, exact.dk) / (allowed.dk + rounding(exact.dk) + product);
+    result.parts[4] =
+        largest_difference(p.dv, exact.dv) / (allowed.dv + rounding(exact.dv) + product);
     result.parts[5] = worst(p.dsinks, exact.dsinks) / (allowed.dsinks + product);
     result.parts[6] = worst(p.dbias, exact.dbias) / (allowed.dbias + product);
     return result;
@@ -251,8 +280,16 @@ outcome compare(uly::cudnn_engine& engine, option const& asked, bool backward) {
 
 /// Dropout's masks are cuDNN's own: with values of 1 an output is, on average, 1, and a call repeats.
 bool dropout_is_right(uly::cudnn_engine& engine) {
-    sizes const size{.batch = 1, .tokens = 1024, .keys = 1024, .kv_heads = 2, .group = 1, .dim = 64,
-                     .value_dim = 64, .rows = 1024, .held = 1024, .scale = 0.125};
+    sizes const size{.batch = 1,
+                     .tokens = 1024,
+                     .keys = 1024,
+                     .kv_heads = 2,
+                     .group = 1,
+                     .dim = 64,
+                     .value_dim = 64,
+                     .rows = 1024,
+                     .held = 1024,
+                     .scale = 0.125};
     std::mt19937_64 random{1};
     auto p = attention_test::random_problem<uly::bf16>(random, size);
     std::fill(p.v.memory.begin(), p.v.memory.end(), uly::bf16(1.0f));
@@ -281,9 +318,17 @@ struct timing {
 };
 
 timing measure(uly::cudnn_engine& engine, std::int64_t tokens) {
-    sizes const size{.batch = 1, .tokens = tokens, .keys = tokens, .kv_heads = 2, .group = 4,
-                     .dim = 128, .value_dim = 128, .mask = uly::mask::causal, .rows = tokens,
-                     .held = tokens, .scale = 0.0883};
+    sizes const size{.batch = 1,
+                     .tokens = tokens,
+                     .keys = tokens,
+                     .kv_heads = 2,
+                     .group = 4,
+                     .dim = 128,
+                     .value_dim = 128,
+                     .mask = uly::mask::causal,
+                     .rows = tokens,
+                     .held = tokens,
+                     .scale = 0.0883};
     std::mt19937_64 random{1};
     auto p = attention_test::random_problem<uly::bf16>(random, size);
     uly::cudnn_attention const attention(engine);
@@ -369,10 +414,10 @@ int main(int count, char** arguments) {
     first = true;
     for (std::int64_t const tokens : {2048, 8192, 32768}) {
         auto const time = measure(engine, tokens);
-        std::printf("%8lld %12.3f %10.1f %12.3f %10.1f %4.0f %4.0f\n",
-                    static_cast<long long>(tokens), time.forward_ms, time.tflops(time.forward_ms, 1),
-                    time.backward_ms, time.tflops(time.backward_ms, 2.5), time.forward_host_us,
-                    time.backward_host_us);
+        std::printf(
+            "%8lld %12.3f %10.1f %12.3f %10.1f %4.0f %4.0f\n", static_cast<long long>(tokens),
+            time.forward_ms, time.tflops(time.forward_ms, 1), time.backward_ms,
+            time.tflops(time.backward_ms, 2.5), time.forward_host_us, time.backward_host_us);
         if (json != nullptr)
             std::fprintf(json, "%s[%lld, %g, %g, %g, %g]", first ? "" : ", ",
                          static_cast<long long>(tokens), time.forward_ms, time.backward_ms,
@@ -383,6 +428,7 @@ int main(int count, char** arguments) {
         std::fprintf(json, "]}\n");
         std::fclose(json);
     }
-    std::printf("%zu plans made\n%s\n", engine.plans(), right ? "all within what is allowed" : "OFF");
+    std::printf("%zu plans made\n%s\n", engine.plans(),
+                right ? "all within what is allowed" : "OFF");
     return right ? 0 : 1;
 }

@@ -100,8 +100,7 @@ TEST_CASE("cudnn: parts hold each row once, and bands say what it sees, key by k
             }
             seen.push_back(part);
             for (auto const from_first : {false, true}) {
-                auto const band =
-                    uly::band_of({&part, 1}, uly::sdpa_reach::of(d.rule), from_first);
+                auto const band = uly::band_of({&part, 1}, uly::sdpa_reach::of(d.rule), from_first);
                 REQUIRE(band.has_value());
                 REQUIRE_FALSE((from_first && band->from_last));
                 check_band(d, part, *band);
@@ -126,7 +125,8 @@ TEST_CASE("cudnn: parts hold each row once, and bands say what it sees, key by k
 }
 
 TEST_CASE("cudnn: lists say where the entries of a batch begin and how long they are") {
-    std::vector<uly::sdpa_part> const parts{{0, 2, {10, 13}, {4, 9}, 0}, {3, 1, {11, 12}, {6, 8}, 0}};
+    std::vector<uly::sdpa_part> const parts{{0, 2, {10, 13}, {4, 9}, 0},
+                                            {3, 1, {11, 12}, {6, 8}, 0}};
     uly::detail::varied_batch const batch(parts, 10, 4);
     CHECK(batch.batch == 4);
     CHECK(batch.rows == 64);

@@ -50,14 +50,15 @@ class sdpa_double_on_stream {
 
 }  // namespace
 
-TEST_CASE("cudnn: pipelines over cuda_peers compute what a layer asks for, in the order of streams") {
-    feature const asked[] = {feature::documents, feature::lengths, feature::sinks, feature::bias,
-                             feature::softcap, feature::window};
+TEST_CASE(
+    "cudnn: pipelines over cuda_peers compute what a layer asks for, in the order of streams") {
+    feature const asked[] = {feature::documents, feature::lengths, feature::sinks,
+                             feature::bias,      feature::softcap, feature::window};
     for (auto const one : asked)
         for (auto const ranks : {1, 2, 4}) {
             CAPTURE(ranks);
-            auto const p = problem_with<float>(static_cast<std::uint64_t>(ranks), one,
-                                               feature::causal, 200);
+            auto const p =
+                problem_with<float>(static_cast<std::uint64_t>(ranks), one, feature::causal, 200);
             INFO(p.text());
             auto const exact = compute_alone<uly::reference_attention>(converted<double>(p));
             auto const step = p.step(equal_shares(p.tokens, ranks));

@@ -409,7 +409,7 @@ inline std::vector<std::int64_t> cuts_on(std::int64_t multiple, std::int64_t tok
 struct attention_options {
     std::uint64_t problems = 16;  ///< drawn, of up to 400 rows
     std::int64_t longest_cut =
-        600;  ///< rows that are cut, where they are more than the grid asks for
+        600;           ///< rows that are cut, where they are more than the grid asks for
     bool cuts = true;  ///< whether the bits of rows are compared between cuts
 };
 

@@ -40,7 +40,8 @@ class sdpa_double {
         if (key.band.from_last && (key.bias_type != ulysses::dtype::none || key.dropout > 0))
             throw std::logic_error("sdpa_double: a band from the last: " + key.text());
         if (key.varied && (key.softcap > 0 || key.slopes || key.bias_type != ulysses::dtype::none))
-            throw std::logic_error("sdpa_double: scores that change, of varied lengths: " + key.text());
+            throw std::logic_error("sdpa_double: scores that change, of varied lengths: " +
+                                   key.text());
         return note(key.text(), key.backward ? 192 : 64);
     }
     std::size_t workspace_bytes(ulysses::sum_key const& key) { return note(key.text(), 0); }
@@ -157,7 +158,8 @@ class sdpa_double {
             if (!key.band.sees(i, j, rows(b), keys(b)))
                 return {-std::numeric_limits<double>::infinity()};
             auto const* const q = row<T const>(operand::q, operand::first_q, key.q, b, i, h);
-            auto const* const k = row<T const>(operand::k, operand::first_k, key.k, b, j, kv_head(h));
+            auto const* const k =
+                row<T const>(operand::k, operand::first_k, key.k, b, j, kv_head(h));
             scored s{key.scale * dot(q, k, key.head_dim)};
             if (key.softcap > 0) {
                 auto const t = std::tanh(s.value / key.softcap);
@@ -165,13 +167,12 @@ class sdpa_double {
             }
             if (key.slopes)
                 s.value -= static_cast<double>(at<float const>(operand::slopes)[h]) *
-                    static_cast<double>(std::abs(i + key.diagonal - j));
+                           static_cast<double>(std::abs(i + key.diagonal - j));
             if (key.bias_type != ulysses::dtype::none)
-                ulysses::detail::with_elements(at<void>(operand::bias), key.bias_type,
-                                               [&](auto const* bias) {
-                                                   s.value += static_cast<double>(
-                                                       bias[bias_layout().at(b, h, i, j)]);
-                                               });
+                ulysses::detail::with_elements(
+                    at<void>(operand::bias), key.bias_type, [&](auto const* bias) {
+                        s.value += static_cast<double>(bias[bias_layout().at(b, h, i, j)]);
+                    });
             return s;
         }
         double factor(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t j) const {
@@ -199,7 +200,8 @@ class sdpa_double {
                 std::vector<double> s(static_cast<std::size_t>(keys(b)));
                 auto largest = -std::numeric_limits<double>::infinity();
                 for (std::size_t j = 0; j < s.size(); ++j)
-                    largest = std::max(largest, s[j] = score(b, i, h, static_cast<std::int64_t>(j)).value);
+                    largest = std::max(largest,
+                                       s[j] = score(b, i, h, static_cast<std::int64_t>(j)).value);
                 if (largest == -std::numeric_limits<double>::infinity())
                     throw std::logic_error("sdpa_double: a row sees no key: " + key.text());
                 double sum = 0;
@@ -216,7 +218,8 @@ class sdpa_double {
                     auto const p = s[j] / sum * factor(b, i, h, key_row);
                     auto const* const v =
                         row<T const>(operand::v, operand::first_v, key.v, b, key_row, kv_head(h));
-                    for (std::size_t d = 0; d < o.size(); ++d) o[d] += p * static_cast<double>(v[d]);
+                    for (std::size_t d = 0; d < o.size(); ++d)
+                        o[d] += p * static_cast<double>(v[d]);
                 }
                 auto* const to = row(operand::o, operand::first_o, key.o, b, i, h);
                 for (std::size_t d = 0; d < o.size(); ++d)

@@ -50,8 +50,8 @@ struct cudnn_engine::state {
 
     void set_stream(cudaStream_t stream) {
 #if defined(NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING)
-        static auto const set =
-            reinterpret_cast<decltype(&cudnnSetStream)>(dlsym(fe::cudnn_dlhandle, "cudnnSetStream"));
+        static auto const set = reinterpret_cast<decltype(&cudnnSetStream)>(
+            dlsym(fe::cudnn_dlhandle, "cudnnSetStream"));
 #else
         auto const set = &cudnnSetStream;
 #endif

@@ -83,26 +83,24 @@ class sdpa_attention {
         auto const element = static_cast<std::int64_t>(sizeof(T));
         auto const sums = options_.deterministic ? 2 * rows * e.keys : 4 * rows * e.head_dim;
         auto const shared = e.heads == e.kv_heads ? 0 : 2 * element * keys * e.heads * dims;
-        return static_cast<std::size_t>(sums + 8 * rows + shared + element * keys * e.kv_heads * dims);
+        return static_cast<std::size_t>(sums + 8 * rows + shared +
+                                        element * keys * e.kv_heads * dims);
     }
 
     template <class Call, class T>
         requires(std::derived_from<Call, attention_call>&& Engine::template takes<T>)
     std::size_t prepare(Call const& call, head_view<T const> q, head_view<T const> k,
-                        head_view<T const> v, head_view<T> o,
-                        head_view<accumulator_t<T>> lse) const {
-        return pass<T>(call, false).forward(q, k, v, o, lse);
-    }
+                        head_view<T const> v, head_view<T> o, head_view<accumulator_t<T>> lse)
+    const { return pass<T>(call, false).forward(q, k, v, o, lse); }
     template <class Call, class T>
         requires(std::derived_from<Call, attention_call>&& Engine::template takes<T>)
-    std::size_t prepare(Call const& call, attention_backward_views<T> const& views) const {
-        return pass<T>(call, false).backward(views);
-    }
+    std::size_t prepare(Call const& call, attention_backward_views<T> const& views)
+    const { return pass<T>(call, false).backward(views); }
 
     template <class Call, class T>
         requires(std::derived_from<Call, attention_call>&& Engine::template takes<T>)
-    void forward(Call const& call, head_view<T const> q, head_view<T const> k,
-                 head_view<T const> v, head_view<T> o, head_view<accumulator_t<T>> lse) const {
+    void forward(Call const& call, head_view<T const> q, head_view<T const> k, head_view<T const> v,
+                 head_view<T> o, head_view<accumulator_t<T>> lse) const {
         expect_workspace(call, prepare(call, q, k, v, o, lse));
         pass<T>(call, true).forward(q, k, v, o, lse);
     }

@@ -59,7 +59,8 @@ struct sdpa_key {
     row_strides dout{}, dq{}, dk{}, dv{};     ///< backward; dk and dv are of `type`
     dtype bias_type = dtype::none;            ///< none: no bias
     extents4 bias_extents{}, bias_strides{};  ///< of the rows and keys of the call
-    extents4 dbias_extents{};  ///< backward, packed, of `type`; an extent of 1 is summed over; 0: none
+    extents4
+        dbias_extents{};  ///< backward, packed, of `type`; an extent of 1 is summed over; 0: none
 
     friend bool operator==(sdpa_key const&, sdpa_key const&) = default;
 
@@ -89,14 +90,14 @@ struct sdpa_key_hash {
                                 key.band.from_last})
             hash.add(flag);
         for (auto const type : {key.type, key.bias_type}) hash.add(type);
-        for (auto const number : {key.batch, key.heads, key.kv_heads, key.rows, key.keys,
-                                  key.head_dim, key.value_dim, key.band.left, key.band.right,
-                                  key.row_places, key.key_places, key.diagonal})
+        for (auto const number :
+             {key.batch, key.heads, key.kv_heads, key.rows, key.keys, key.head_dim, key.value_dim,
+              key.band.left, key.band.right, key.row_places, key.key_places, key.diagonal})
             hash.add(number);
         for (auto const real : {key.scale, key.softcap, key.dropout})
             hash.add(std::bit_cast<std::uint64_t>(real));
-        for (auto const* strides : {&key.q, &key.k, &key.v, &key.o, &key.lse, &key.dout, &key.dq,
-                                    &key.dk, &key.dv})
+        for (auto const* strides :
+             {&key.q, &key.k, &key.v, &key.o, &key.lse, &key.dout, &key.dq, &key.dk, &key.dv})
             for (auto const stride : *strides) hash.add(stride);
         for (auto const* four : {&key.bias_extents, &key.bias_strides, &key.dbias_extents})
             for (auto const number : *four) hash.add(number);
@@ -146,8 +147,8 @@ enum class sdpa_operand : std::int64_t {
     dsinks,  ///< likewise, overwritten
     bias,
     dbias,
-    seed,    ///< an int64
-    offset,  ///< an int64
+    seed,        ///< an int64
+    offset,      ///< an int64
     row_counts,  ///< varied: int32, one for each of the batch
     key_counts,
     first_q,  ///< varied: int64 elements, one for each of the batch, and where the last ends

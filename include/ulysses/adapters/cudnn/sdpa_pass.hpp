@@ -150,9 +150,8 @@ class sdpa_pass {
         std::span<sdpa_part const> const seen(parts_.begin(), unseen);
         auto const reach = sdpa_reach::of(call_.visible);
         auto const from_first = !call_.bias.empty() || !call_.dropout.empty();
-        auto const together = !by_place() && seen.size() > 1
-            ? band_of(seen, reach, from_first)
-            : std::nullopt;
+        auto const together =
+            !by_place() && seen.size() > 1 ? band_of(seen, reach, from_first) : std::nullopt;
         if (together) {
             result.push_back({seen, together, true});
         } else {
@@ -280,14 +279,15 @@ class sdpa_pass {
             auto const& part = group.parts[0];
             with_elements(call_.bias.data(), call_.bias.type(), [&](auto const* all) {
                 give(sdpa_operand::bias,
-                     all + call_.bias.layout().at(part.sample, 0, part.rows.begin,
-                                                  part.keys.begin));
+                     all +
+                         call_.bias.layout().at(part.sample, 0, part.rows.begin, part.keys.begin));
             });
         }
         return operands;
     }
 
-    void forward_group(plan_parts const& group, operand_views const& all, head_view<wide> const& lse) {
+    void forward_group(plan_parts const& group, operand_views const& all,
+                       head_view<wide> const& lse) {
         auto const views = sliced(group, all);
         auto const batch = batch_of(group);
         auto key = key_of(group, batch, views);
@@ -359,7 +359,7 @@ class sdpa_pass {
         if (!group.varied) {
             auto const own = rows_of(group.parts[0], lse);
             auto const packed = own.strides[1] == 1 && own.strides[2] == own.tokens() &&
-                (own.batch() == 1 || own.strides[0] == own.heads() * own.tokens());
+                                (own.batch() == 1 || own.strides[0] == own.heads() * own.tokens());
             key.lse = {own.heads() * own.tokens(), 1, own.tokens()};
             operands[sdpa_operand::lse] = const_cast<wide*>(own.data);
             if (packed) return;
@@ -403,8 +403,8 @@ class sdpa_pass {
         for (std::size_t i = 0; i < batch.entries.size(); ++i) {
             auto const& entry = batch.entries[i];
             auto const own = lse.slice(0, entry.sample, 1).slice_tokens(entry.row, entry.rows);
-            auto const packed = dense.slice(0, static_cast<std::int64_t>(i), 1)
-                                    .slice_tokens(0, entry.rows);
+            auto const packed =
+                dense.slice(0, static_cast<std::int64_t>(i), 1).slice_tokens(0, entry.rows);
             if (to_dense)
                 copies.push_back(rows_copy(packed, own));
             else if constexpr (!std::is_const_v<U>)
@@ -439,15 +439,15 @@ class sdpa_pass {
                   sdpa_operands& operands) {
         if (wanted.empty() || call_.bias.empty()) return nullptr;
         auto const& asked = wanted.layout();
-        for (std::size_t const axis : {2, 3})
+        for (auto const axis : {std::size_t{2}, std::size_t{3}})
             if ((asked.extents[axis] == 1) != (call_.bias.layout().extents[axis] == 1))
                 raise(errc::unsupported, where{}, "cudnn",
                       "the gradient of a bias has the bias's rows and keys", asked.extents[2],
                       " x ", asked.extents[3], ", the bias ", call_.bias.layout().extents[2], " x ",
                       call_.bias.layout().extents[3]);
         if (asked.extents[3] > 1 && asked.strides[3] != 1)
-            raise(errc::unsupported, where{}, "cudnn",
-                  "keys of a bias's gradient lie side by side", "stride ", asked.strides[3]);
+            raise(errc::unsupported, where{}, "cudnn", "keys of a bias's gradient lie side by side",
+                  "stride ", asked.strides[3]);
         auto& [b, h, i, j] = key.dbias_extents;
         b = asked.extents[0] == 1 ? 1 : group.parts[0].samples;
         h = asked.extents[1] == 1 ? 1 : key.heads;
@@ -461,7 +461,8 @@ class sdpa_pass {
         auto const& [b, h, i, j] = key.dbias_extents;
         auto const& layout = wanted.layout();
         auto const& steps = layout.strides;
-        auto* const to = wanted.data() + layout.at(part.sample, 0, part.rows.begin, part.keys.begin);
+        auto* const to =
+            wanted.data() + layout.at(part.sample, 0, part.rows.begin, part.keys.begin);
         add_to(head_view<wide>(to, {b, i, h, j}, {steps[0], steps[2], steps[1], 1}),
                head_view<T>(from, {b, i, h, j}, {h * i * j, j, i * j, 1}));
     }

@@ -156,8 +156,8 @@ class score_change {
         using mode = fe::PointwiseMode_t;
         auto const row = pointwise(to, mode::GEN_INDEX, "row", score, nullptr, 2);
         auto const key = pointwise(to, mode::GEN_INDEX, "key", score, nullptr, 3);
-        auto const position = pointwise(to, mode::ADD, "position", row,
-                                        constant(static_cast<double>(key_.diagonal)));
+        auto const position =
+            pointwise(to, mode::ADD, "position", row, constant(static_cast<double>(key_.diagonal)));
         auto const difference = pointwise(to, mode::SUB, "difference", position, key);
         auto const distance = pointwise(to, mode::ABS, "distance", difference);
         auto const penalty = pointwise(to, mode::MUL, "penalty", distance, slopes_);
@@ -224,8 +224,7 @@ class sdpa_plan {
     }
     tensor input(sdpa_operand which, sdpa_operand firsts, sizes const& extents,
                  row_strides const& strides, fe::DataType_t type) const {
-        auto const result =
-            graph_.input(which, extents, strides_of(strides, extents[2]), type);
+        auto const result = graph_.input(which, extents, strides_of(strides, extents[2]), type);
         let_vary(result, firsts);
         return result;
     }
@@ -250,8 +249,8 @@ class sdpa_plan {
                 .set_seq_len_q(list(sdpa_operand::row_counts, key_.batch, fe::DataType_t::INT32))
                 .set_seq_len_kv(list(sdpa_operand::key_counts, key_.batch, fe::DataType_t::INT32));
         if (key_.bias_type != dtype::none)
-            attributes.set_bias(graph_.input(sdpa_operand::bias, sizes_of(key_.bias_extents), bias_strides(),
-                                             graph_.frontend_type(key_.bias_type)));
+            attributes.set_bias(graph_.input(sdpa_operand::bias, sizes_of(key_.bias_extents),
+                                             bias_strides(), graph_.frontend_type(key_.bias_type)));
         if (key_.sinks)
             attributes.set_sink_token(graph_.input(sdpa_operand::sinks, one_a_head(),
                                                    packed(one_a_head()), fe::DataType_t::FLOAT));
@@ -279,8 +278,9 @@ class sdpa_plan {
             slopes = graph_.input(sdpa_operand::slopes, one_a_head(), packed(one_a_head()),
                                   fe::DataType_t::FLOAT);
         auto const change = std::make_shared<detail::score_change>(key_, slopes);
-        attributes.set_score_mod(
-            [change](auto const& graph, auto const& score) { return change->forward(graph, score); });
+        attributes.set_score_mod([change](auto const& graph, auto const& score) {
+            return change->forward(graph, score);
+        });
         if constexpr (requires { attributes.set_score_mod_bprop(nullptr); })
             if (key_.softcap > 0)
                 attributes.set_score_mod_bprop([change](auto const& graph, auto const& gradient) {
@@ -366,8 +366,8 @@ class sum_plan {
         auto const strides = [](row_strides const& of) {
             return detail::cudnn_graph::sizes{of[0], 1, of[2], of[1]};
         };
-        auto const sum = graph_.input(sdpa_operand::sum, extents, strides(key.to),
-                                      fe::DataType_t::FLOAT);
+        auto const sum =
+            graph_.input(sdpa_operand::sum, extents, strides(key.to), fe::DataType_t::FLOAT);
         auto const addend = graph_.input(sdpa_operand::addend, extents, strides(key.from),
                                          graph_.frontend_type(key.type));
         auto const result = graph_.graph().pointwise(
