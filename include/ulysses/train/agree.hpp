@@ -37,4 +37,23 @@ void agree_on(Comm const& ranks, std::string_view operation,
                       ", rank ", r, " has ", all[r][i]);
 }
 
+/// Runs `body`, a part of what `world` does together that not all of its ranks take part in: what it
+/// throws releases the others, but for an error that `known(error)` says they know of.
+template <class Comm, class Known, class Body>
+void leaving_unless(Comm const& world, Known const& known, Body&& body) {
+#if ULYSSES_EXCEPTIONS
+    if constexpr (can_leave<Comm>) {
+        try {
+            leaving_on_failure(world, body);
+        } catch (error const& e) {
+            if (!known(e)) world.leave(e.what());
+            throw;
+        }
+        return;
+    }
+#endif
+    static_cast<void>(known);
+    leaving_on_failure(world, body);
+}
+
 }  // namespace ulysses::inline ULYSSES_ABI

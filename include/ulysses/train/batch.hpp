@@ -279,7 +279,9 @@ class batch_adapter {
     void share(int source, batch_type& batch) {
         auto const& ranks = ranks_.sp();
         auto& whole = source == ranks.rank() ? own_ : incoming_;
-        leaving_on_failure(ranks_.world(), [&] {
+        auto const& world = ranks_.world();
+        auto const known = [&](error const&) { return ranks.size() == world.size(); };
+        leaving_unless(world, known, [&] {
             whole.reshape(record_of(source).extents);
             ranks.broadcast(whole.bytes(), source);
             auto const own = order_of(whole);

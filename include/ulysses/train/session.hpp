@@ -15,7 +15,6 @@
 #include <array>
 #include <concepts>
 #include <cstdint>
-#include <exception>
 #include <limits>
 #include <optional>
 #include <ranges>
@@ -189,25 +188,12 @@ class session {
     /// the rule. Where other ranks do not know of it, they are released.
     template <class Body, class Batch>
     token_sums called(Comm const& group, Body& body, Batch const& batch) {
-#if ULYSSES_EXCEPTIONS
-        if constexpr (can_leave<Comm>) {
-            try {
-                return body(batch);
-            } catch (error const& e) {
-                if (e.rank() < 0 || group.size() < ranks_.world().size())
-                    ranks_.world().leave(e.what());
-                throw;
-            } catch (std::exception const& e) {
-                ranks_.world().leave(e.what());
-                throw;
-            } catch (...) {
-                ranks_.world().leave("an exception of unknown type");
-                throw;
-            }
-        }
-#endif
-        static_cast<void>(group);
-        return body(batch);
+        token_sums sums;
+        auto const& world = ranks_.world();
+        leaving_unless(
+            world, [&](error const& e) { return e.rank() >= 0 && group.size() == world.size(); },
+            [&] { sums = body(batch); });
+        return sums;
     }
 
     where at_;  ///< where the session was made: what its errors name
