@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+/// What keeps the ranks of a run together: equal numbers to begin with, and an end for all of them.
 namespace ulysses::inline ULYSSES_ABI {
 
 /// Numbers of a configuration that must be equal on every rank, and what each is called. `status` is
