@@ -16,7 +16,7 @@ import tempfile
 
 import tally
 
-KITS = {"cblas.h", "mpi.h", "cuda.h", "cuda_runtime_api.h", "cuda_runtime.h", "cublas_v2.h", "cudnn.h",
+KITS = {"cblas.h", "mpi.h", "cuda.h", "cuda_runtime_api.h", "cuda_runtime.h", "cublas_v2.h", "nvtx3/nvToolsExt.h", "cudnn.h",
         "cudnn_frontend.h", "nccl.h", "nccl_device.h", "dlpack/dlpack.h"}
 ABSENT = re.compile(r"fatal error: '?([^':\n]+)'?(?:: No such file| file not found)")
 WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow",

@@ -29,7 +29,8 @@ def readable(name):
     if not shutil.which("c++filt"):
         return name
     text = subprocess.run(["c++filt", name], capture_output=True, text=True).stdout.strip()
-    return re.sub(r"ulysses::v\d+::(detail::)?", "", text).removeprefix("void ")
+    short = re.sub(r"ulysses::v\d+::(detail::)?|ulysses_bench::|\(anonymous namespace\)::", "", text)
+    return short.removeprefix("void ").split("(")[0]
 
 
 def main(root, nvcc, *includes):

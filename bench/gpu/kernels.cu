@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "attention.hpp"
+#include "attention_rows.hpp"
 
 #include <ulysses/adapters/cuda_kernels.cuh>
 

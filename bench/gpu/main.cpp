@@ -2,6 +2,7 @@
 
 #include "../table.hpp"
 #include "layers.hpp"
+#include "sections.hpp"
 
 #include <ulysses/attention/reference.hpp>
 
@@ -127,9 +128,9 @@ void check_results(std::vector<result>& rows, sizes const& of, bool processes,
             }
             // Sums of as many float terms as there are tokens, at worst.
             auto const allowed = static_cast<double>(of.tokens + 8) * 0x1p-23 * magnitude;
-            rows.push_back({uly::concat("1 rank, ", names[i], ": largest difference"), largest * 1e6,
-                            "1e-6", "fp64 on the host: what is allowed", largest / allowed,
-                            "<= 1"});
+            rows.push_back({uly::concat("1 rank, ", names[i], ": largest difference"),
+                            largest * 1e6, "1e-6", "fp64 on the host: what is allowed",
+                            largest / allowed, "<= 1"});
         }
     }
     for (auto const& at : places) {
@@ -140,12 +141,12 @@ void check_results(std::vector<result>& rows, sizes const& of, bool processes,
                 double differ = 0;
                 for (std::size_t i = 0; i < 4; ++i)
                     for (std::size_t j = 0; j < one.parts[i].size(); ++j)
-                        differ += std::memcmp(&one.parts[i][j], &several.parts[i][j],
-                                              sizeof(float)) != 0;
-                rows.push_back({uly::concat(ranks, " ranks, ", at.name, ", ",
-                                            way == copy_way::kernel ? "kernel" : "engine",
-                                            ": other elements"),
-                                differ, "", "the bits of 1 rank, o, dq, dk, dv", differ, "<= 0"});
+                        differ +=
+                            std::memcmp(&one.parts[i][j], &several.parts[i][j], sizeof(float)) != 0;
+                rows.push_back(
+                    {uly::concat(ranks, " ranks, ", at.name, ", ",
+                                 way == copy_way::kernel ? "kernel" : "engine", ": other elements"),
+                     differ, "", "the bits of 1 rank, o, dq, dk, dv", differ, "<= 0"});
             }
     }
 }
@@ -156,18 +157,11 @@ double milliseconds(stream_owner const& stream, bool quick, Body const& body) {
     std::vector<double> all;
     for (int round = quick ? -1 : -3; round < (quick ? 3 : 20); ++round) {
         stream.wait();
-        cudaEvent_t begun = nullptr, done = nullptr;
-        expect_cuda(cudaEventCreateWithFlags(&begun, 0), "cudaEventCreateWithFlags");
-        expect_cuda(cudaEventCreateWithFlags(&done, 0), "cudaEventCreateWithFlags");
-        expect_cuda(cudaEventRecord(begun, stream.get()), "cudaEventRecord");
+        event_pair const events;
+        events.begin(stream);
         body();
-        expect_cuda(cudaEventRecord(done, stream.get()), "cudaEventRecord");
-        stream.wait();
-        float taken = 0;
-        expect_cuda(cudaEventElapsedTime(&taken, begun, done), "cudaEventElapsedTime");
-        cudaEventDestroy(begun);
-        cudaEventDestroy(done);
-        if (round >= 0) all.push_back(static_cast<double>(taken));
+        auto const taken = events.end(stream);
+        if (round >= 0) all.push_back(taken);
     }
     return median(all);
 }
@@ -255,9 +249,8 @@ void measure_calls(std::vector<result>& rows, bool quick) {
         layer.attend();
         expect_cuda(cudaStreamEndCapture(layer.stream(), &graph), "cudaStreamEndCapture");
         expect_cuda(cudaGraphInstantiate(&made, graph, 0), "cudaGraphInstantiate");
-        replayed[me] = time([&] {
-            expect_cuda(cudaGraphLaunch(made, layer.stream()), "cudaGraphLaunch");
-        });
+        replayed[me] =
+            time([&] { expect_cuda(cudaGraphLaunch(made, layer.stream()), "cudaGraphLaunch"); });
         each.host().fence({});
         cudaGraphExecDestroy(made);
         cudaGraphDestroy(graph);
@@ -283,9 +276,9 @@ int run(bool quick, char const* json) {
         int count = 0;
         auto const found = cudaGetDeviceCount(&count);
         if (found != cudaSuccess || count == 0)
-            uly::throw_error(uly::errc::transport, uly::concat("there is no GPU here: ",
-                                                               cudaGetErrorName(found), ", ", count,
-                                                               " devices"));
+            uly::throw_error(uly::errc::transport,
+                             uly::concat("there is no GPU here: ", cudaGetErrorName(found), ", ",
+                                         count, " devices"));
     });
     if (!none.empty()) {
         std::fprintf(stderr, "ulysses_bench_gpu: %s\n", none.c_str());
@@ -295,19 +288,20 @@ int run(bool quick, char const* json) {
     whole_results const exact(of), one(of), several(of);
     std::vector<result> rows;
     compute_on_host(of, exact);
-    check_results(rows, of, true, exact, one, several);
-    check_results(rows, of, false, exact, one, several);
-    measure_copies(rows, quick);
-    measure_calls(rows, quick);
+    section(rows, "processes", [&] { check_results(rows, of, true, exact, one, several); });
+    section(rows, "threads", [&] { check_results(rows, of, false, exact, one, several); });
+    section(rows, "copies", [&] { measure_copies(rows, quick); });
+    section(rows, "calls", [&] { measure_calls(rows, quick); });
+    section(rows, "cuDNN", [&] { measure_cudnn(rows, quick); });
+    section(rows, "6 steps", [&] { measure_six_steps(rows, quick); });
     std::printf("%s\n", device_name().c_str());
     print(rows);
     if (json != nullptr && !write_json(json, rows)) {
         std::fprintf(stderr, "ulysses_bench_gpu: cannot write %s\n", json);
         return 1;
     }
-    auto const wrong = std::ranges::any_of(rows, [](result const& row) {
-        return row.target != "<= 1.05" && !met(row);
-    });
+    auto const wrong = std::ranges::any_of(
+        rows, [](result const& row) { return row.target != "<= 1.05" && !met(row); });
     return wrong ? 1 : 0;
 }
 

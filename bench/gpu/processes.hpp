@@ -72,10 +72,13 @@ class process_ranks {
                  });
     }
     void broadcast(std::span<std::byte> data, int root) const {
-        exchange({.call = ulysses::detail::collective::broadcast, .argument = root}, data,
-                 [&](int r, std::size_t first, std::span<std::byte const> part) {
-                     if (r == root) std::memcpy(data.data() + first, part.data(), part.size());
-                 });
+        ulysses::fence_status status;
+        ulysses::detail::check_root(status, root, size_);
+        exchange(
+            {.call = ulysses::detail::collective::broadcast, .argument = root, .status = status},
+            data, [&](int r, std::size_t first, std::span<std::byte const> part) {
+                if (r == root) std::memcpy(data.data() + first, part.data(), part.size());
+            });
     }
     void leave(std::string_view text) const {
         text.copy(all_->text, sizeof all_->text - 1);
@@ -96,12 +99,10 @@ class process_ranks {
         std::exception_ptr differs;
         try {
             ulysses::detail::expect_same_collective(size_, shown);
-            if (offer.call != ulysses::detail::collective::fence)
+            if (offer.call != ulysses::detail::collective::fence) {
                 ulysses::detail::throw_offered(size_, shown);
-            for (int r = 1; r < size_; ++r)
-                if (shown(r).bytes != shown(0).bytes || shown(r).argument != shown(0).argument)
-                    ulysses::throw_error(ulysses::errc::disagreement,
-                                         "ulysses: ranks pass other sizes or roots", r);
+                ulysses::detail::expect_alike(size_, shown);
+            }
         } catch (...) {
             differs = std::current_exception();
         }
@@ -130,22 +131,24 @@ class process_ranks {
     void barrier() const {
         auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
         auto const generation = all_->generation.load();
+        expect_all();
         if (++all_->arrived == size_) {
             all_->arrived = 0;
             ++all_->generation;
             return;
         }
         while (all_->generation == generation) {
-            if (auto const gone = all_->gone.load())
-                ulysses::throw_error(
-                    ulysses::errc::peer_failed,
-                    ulysses::concat("ulysses: fence: rank ", gone - 1, " has left: ", all_->text),
-                    gone - 1);
+            expect_all();
             if (std::chrono::steady_clock::now() > until)
                 ulysses::throw_error(ulysses::errc::timed_out,
                                      "ulysses: fence: a process is silent");
             std::this_thread::yield();
         }
+    }
+    void expect_all() const {
+        if (auto const gone = all_->gone.load())
+            ulysses::throw_error(ulysses::errc::peer_failed,
+                                 ulysses::detail::left_text(gone - 1, all_->text), gone - 1);
     }
 
     int rank_ = 0, size_ = 1;

@@ -25,21 +25,30 @@ double largest_error(ulysses::threads::communicator ranks) {
     for (auto& each : w.all()) each += normal(generator);  // gains other than 1
     std::vector<std::uint8_t> source(100);
     for (auto& each : source) each = static_cast<std::uint8_t>(generator());
-    auto const step = ulysses::sequence::split(ranks.size(), 2, 37);
-    std::size_t const starts[] = {0, 50};
-    lm::batch batch;
-    batch.take(step, ranks.rank(), source, starts);
+    std::vector<std::size_t> const starts{0, 50};
+    auto const samples = lm::excerpts(source, starts, 37);
+    auto run = ulysses::prepare({.parallel = {.sp = ranks.size()},
+                                 .step = {.micro_batch = 2, .tokens = 37},
+                                 .batches = {.shift_labels = false, .end = ulysses::at_end::pad}},
+                                ranks, samples, lm::excerpt_fields);
 
     lm::model<double, ulysses::blocked_attention<lm::gemm>, ulysses::threads::communicator> model(
-        ranks, shape, {});
+        run.ranks().sp(), shape, {});
     auto const loss = [&] {
-        auto sum = lm::cross_entropy(model.infer(step, w, batch.bytes), batch.targets);
-        ranks.all_reduce(std::span<double>(&sum, 1), ulysses::reduction::sum);
-        return sum;
+        return run
+            .evaluate(samples,
+                      [&](auto const& batch) {
+                          return lm::cross_entropy(model.infer(batch.step, w, batch.ids()),
+                                                   batch.labels());
+                      })
+            .mean_loss();
     };
-    lm::cross_entropy(model.forward(step, w, batch.bytes), batch.targets);
-    model.backward(step, w, gradients, batch.bytes);
-    ranks.all_reduce(gradients.all(), ulysses::reduction::sum);
+    run.step(gradients.all(), [&](auto const& batch) {
+        auto const sums =
+            lm::cross_entropy(model.forward(batch.step, w, batch.ids()), batch.labels());
+        model.backward(batch.step, w, gradients, batch.ids());
+        return sums;
+    });
 
     // Every gain, which lie last, and as many parameters of the matrices drawn at random.
     auto const count = w.all().size(), gains = count - w.matrices().size();

@@ -3,6 +3,8 @@
 
 #include "tensor.hpp"
 
+#include <ulysses/train/loss.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -113,7 +115,7 @@ void swiglu_backward(tensor<T> const& gate_up, tensor<T> const& dhidden) {
 /// Sum over the tokens of -log softmax(logits)[target], in nats; leaves its gradient, softmax minus
 /// the target's one, in the logits.  logits [B, s, 256]
 template <class T>
-double cross_entropy(tensor<T> const& logits, std::span<std::uint8_t const> targets) {
+ulysses::token_sums cross_entropy(tensor<T> const& logits, std::span<std::int64_t const> targets) {
     double sum = 0;
     for (std::int64_t i = 0; i < logits.rows(); ++i) {
         auto* const row = logits.row(i);
@@ -126,7 +128,7 @@ double cross_entropy(tensor<T> const& logits, std::span<std::uint8_t const> targ
         for (std::int64_t v = 0; v < vocabulary; ++v) row[v] /= total;
         row[target] -= T(1);
     }
-    return sum;
+    return {.loss = sum, .tokens = logits.rows()};
 }
 
 }  // namespace lm

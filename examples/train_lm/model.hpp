@@ -107,6 +107,15 @@ class model {
     auto& attention() { return attention_; }
     auto& counted() { return attention_.observer().template get<ulysses::counting_observer>(); }
 
+    /// Bytes that a forward and a backward of all layers exchange on this rank by their plan.
+    std::size_t planned_bytes(ulysses::sequence const& step) {
+        auto const& plan = attention_.planned(step);
+        auto const forward = ulysses::forward_traffic(plan, sizeof(T));
+        auto const backward =
+            ulysses::backward_traffic(plan, sizeof(T), sizeof(ulysses::accumulator_t<T>));
+        return layers_.size() * (forward.sent + backward.sent);
+    }
+
     /// What forward leaves for backward, and the working tensors, on this rank.
     std::size_t activation_bytes() const {
         std::size_t sum = 0;

@@ -26,28 +26,22 @@ class adamw {
    public:
     explicit adamw(std::size_t parameters) : mean_(parameters), square_(parameters) {}
 
-    /// `gradients` are sums over `tokens` tokens, the same on every rank; they are cut to a norm of
-    /// 1.
-    void step(weights<T>& w, weights<T> const& gradients, double tokens, double rate) {
+    /// `gradients` are the same on every rank.
+    void step(weights<T>& w, weights<T> const& gradients, double rate) {
         ++steps_;
-        double squares = 0;
-        for (auto const g : gradients.all())
-            squares += static_cast<double>(g) * static_cast<double>(g);
-        auto const norm = std::sqrt(squares) / tokens;
-        auto const scale = static_cast<T>(1 / (tokens * std::max(1.0, norm)));
         auto const mean_factor = static_cast<T>(1 / (1 - std::pow(beta_mean, steps_)));
         auto const square_factor = static_cast<T>(1 / (1 - std::pow(beta_square, steps_)));
         auto const decayed = w.matrices().size();
         auto const all = w.all().size();
-        update(w, gradients, 0, decayed, scale, mean_factor, square_factor, rate, decay);
-        update(w, gradients, decayed, all, scale, mean_factor, square_factor, rate, 0);
+        update(w, gradients, 0, decayed, mean_factor, square_factor, rate, decay);
+        update(w, gradients, decayed, all, mean_factor, square_factor, rate, 0);
     }
 
    private:
     static constexpr double beta_mean = 0.9, beta_square = 0.98, decay = 0.1;
 
     void update(weights<T>& w, weights<T> const& gradients, std::size_t begin, std::size_t end,
-                T scale, T mean_factor, T square_factor, double rate, double decay_rate) {
+                T mean_factor, T square_factor, double rate, double decay_rate) {
         constexpr auto b1 = static_cast<T>(beta_mean), b2 = static_cast<T>(beta_square);
         auto const keep = static_cast<T>(1 - rate * decay_rate);
         auto const r = static_cast<T>(rate);
@@ -56,7 +50,7 @@ class adamw {
         auto* const mean = mean_.data();
         auto* const square = square_.data();
         for (auto i = begin; i < end; ++i) {
-            auto const g = gradient[i] * scale;
+            auto const g = gradient[i];
             mean[i] = b1 * mean[i] + (1 - b1) * g;
             square[i] = b2 * square[i] + (1 - b2) * g * g;
             x[i] = keep * x[i] -

@@ -3,7 +3,7 @@
 
 #include "options.hpp"
 
-#include <ulysses/plan/sequence.hpp>
+#include <ulysses/train/fields.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -12,9 +12,11 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <ranges>
 #include <span>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <vector>
 
 namespace lm {
@@ -59,30 +61,30 @@ class text {
     std::vector<std::uint8_t> bytes_;
 };
 
-/// A rank's tokens of some samples of a text, and the byte that follows each; [B, s].
-struct batch {
-    std::vector<std::uint8_t> bytes, targets;
-
-    /// `starts` are the samples' first bytes in the text, one for each of the step's batch.
-    void take(ulysses::sequence const& step, int rank, std::span<std::uint8_t const> from,
-              std::span<std::size_t const> starts) {
-        auto const& order = step.queries();
-        bytes.clear();
-        targets.clear();
-        for (auto const start : starts)
-            for (std::int64_t i = 0; i < order.count(rank); ++i) {
-                auto const at = start + static_cast<std::size_t>(order.position(rank, i));
-                bytes.push_back(from[at]);
-                targets.push_back(from[at + 1]);
-            }
-    }
+/// A sample of a text: its bytes, and for each the one that follows.
+struct excerpt {
+    std::span<std::uint8_t const> bytes;
+    std::vector<std::int64_t> following;
 };
+inline auto const excerpt_fields =
+    std::tuple{ulysses::ids_field(&excerpt::bytes), ulysses::labels_field(&excerpt::following)};
 
-/// Where the samples of a training step start: drawn at random, the same at every rank count.
-inline std::vector<std::size_t> random_starts(std::mt19937_64& generator, std::int64_t batch,
+/// The samples of a text that start at `starts`, each of `tokens` tokens; refers to both.
+inline auto excerpts(std::span<std::uint8_t const> from, std::vector<std::size_t> const& starts,
+                     std::int64_t tokens) {
+    return starts | std::views::transform([=](std::size_t start) {
+               auto const count = static_cast<std::size_t>(tokens);
+               auto const following = from.subspan(start + 1, count);
+               return excerpt{from.subspan(start, count), {following.begin(), following.end()}};
+           });
+}
+
+/// Where `count` samples start that are drawn at random, the same at every rank count.
+inline std::vector<std::size_t> random_starts(std::uint64_t seed, std::int64_t count,
                                               std::int64_t tokens, std::size_t length) {
+    std::mt19937_64 generator(seed);
     std::vector<std::size_t> starts;
-    for (std::int64_t b = 0; b < batch; ++b)
+    for (std::int64_t i = 0; i < count; ++i)
         starts.push_back(generator() % (length - static_cast<std::size_t>(tokens)));
     return starts;
 }

@@ -61,10 +61,10 @@ class pipeline {
     static_assert(attends_some_element<Attention>());
     static_assert(runs_in_space<typename Comm::space_type, typename Attention::space_type>());
     static_assert(explain_space_of_projection<Projection>());
-    static_assert(
-        runs_in_space<typename Comm::space_type,
-                      std::conditional_t<std::is_same_v<Projection, no_projection>,
-                                         typename Comm::space_type, typename Projection::space_type>>());
+    static_assert(runs_in_space<typename Comm::space_type,
+                                std::conditional_t<std::is_same_v<Projection, no_projection>,
+                                                   typename Comm::space_type,
+                                                   typename Projection::space_type>>());
     static_assert(ulysses::observer<Observer> || explain_observer<Observer>());
     static_assert(std::is_same_v<Shape, shape> || detail::is_fixed_shape<Shape>,
                   "ulysses: a pipeline's shape is ulysses::shape or ulysses::fixed<...>.");

@@ -22,5 +22,13 @@
 #include <ulysses/projection/rope.hpp>
 #include <ulysses/space/host.hpp>
 #include <ulysses/stage/shard.hpp>
+#include <ulysses/train/batch.hpp>
+#include <ulysses/train/checkpoint.hpp>
+#include <ulysses/train/cross_entropy.hpp>
+#include <ulysses/train/loss.hpp>
+#include <ulysses/train/mesh.hpp>
+#include <ulysses/train/prefetch.hpp>
+#include <ulysses/train/session.hpp>
+#include <ulysses/train/tiled.hpp>
 
 #undef ULYSSES_WIDE_VECTORS

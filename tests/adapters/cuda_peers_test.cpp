@@ -99,51 +99,50 @@ TEST_CASE("ranks in different collective calls go on with their streams in order
 
 TEST_CASE("a stream does not wait for the flags of a rank that has left") {
     std::atomic<bool> released{false};
-    cuda_test::run(
-        2,
-        [&](cuda_test::ranks_type ranks) {
-            auto const stream = ranks.queue().stream;
-            auto const released_now = [&] {
-                while (!released) std::this_thread::yield();
-            };
-            if (ranks.rank() == 1) doubles::enqueue(stream, released_now);
-            ranks.fence({});
-            if (ranks.rank() == 1) {
-                ranks.leave("gone");
-                return released_now();
-            }
-            auto const seen = conformance::detail::outcome_of([&] { ranks.fence({}); });
-            cudaStreamSynchronize(stream);
-            released = true;
-            conformance::expect(seen.code == uly::errc::peer_failed, "a rank that leaves is told",
-                                seen.text);
-        },
-        {.fence = fence_way::flags});
+    cuda_test::run(2,
+                   [&](cuda_test::ranks_type ranks) {
+                       auto const stream = ranks.queue().stream;
+                       auto const released_now = [&] {
+                           while (!released) std::this_thread::yield();
+                       };
+                       if (ranks.rank() == 1) doubles::enqueue(stream, released_now);
+                       ranks.fence({});
+                       if (ranks.rank() == 1) {
+                           ranks.leave("gone");
+                           return released_now();
+                       }
+                       auto const seen = conformance::detail::outcome_of([&] { ranks.fence({}); });
+                       cudaStreamSynchronize(stream);
+                       released = true;
+                       conformance::expect(seen.code == uly::errc::peer_failed,
+                                           "a rank that leaves is told", seen.text);
+                   },
+                   {.fence = fence_way::flags});
 }
 
 TEST_CASE("a stream that waits too long for a flag is told at the next fence") {
     std::atomic<bool> released{false};
-    cuda_test::run(
-        2,
-        [&](cuda_test::ranks_type ranks) {
-            auto const stream = ranks.queue().stream;
-            if (ranks.rank() == 1)
-                doubles::enqueue(stream, [&] {
-                    while (!released) std::this_thread::yield();
-                });
-            ranks.fence({});
-            if (ranks.rank() == 0) {
-                cudaStreamSynchronize(stream);
-                released = true;
-            }
-            auto const seen = conformance::detail::outcome_of([&] { ranks.fence({}); });
-            conformance::expect(seen.code == uly::errc::timed_out && seen.rank == 0 &&
-                                    conformance::detail::contains(
-                                        seen.text, "ulysses: fence: a stream must arrive within the "
-                                                   "deadline: rank 0 waited 30 ms for rank 1"),
-                                "a stream's deadline is told on every rank", seen.text);
-        },
-        {.fence = fence_way::flags, .deadline = std::chrono::milliseconds(30)});
+    cuda_test::run(2,
+                   [&](cuda_test::ranks_type ranks) {
+                       auto const stream = ranks.queue().stream;
+                       if (ranks.rank() == 1)
+                           doubles::enqueue(stream, [&] {
+                               while (!released) std::this_thread::yield();
+                           });
+                       ranks.fence({});
+                       if (ranks.rank() == 0) {
+                           cudaStreamSynchronize(stream);
+                           released = true;
+                       }
+                       auto const seen = conformance::detail::outcome_of([&] { ranks.fence({}); });
+                       conformance::expect(
+                           seen.code == uly::errc::timed_out && seen.rank == 0 &&
+                               conformance::detail::contains(
+                                   seen.text, "ulysses: fence: a stream must arrive within the "
+                                              "deadline: rank 0 waited 30 ms for rank 1"),
+                           "a stream's deadline is told on every rank", seen.text);
+                   },
+                   {.fence = fence_way::flags, .deadline = std::chrono::milliseconds(30)});
 }
 
 TEST_CASE("cuda_peers times a silent rank out") {

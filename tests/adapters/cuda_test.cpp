@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "../doubles/cuda_runtime.hpp"
+#include "../sanitizers.hpp"
 #include "../space/scenes.hpp"
 
 #include <ulysses/adapters/cuda.hpp>
@@ -35,7 +36,7 @@ struct stream_owner {
 };
 
 void check_copies(cuda_space::queue on, stream_owner const& stream) {
-    for (unsigned seed = 1; seed <= 60; ++seed) {
+    for (unsigned seed = 1; seed <= (TEST_UNDER_SANITIZER ? 12 : 60); ++seed) {
         CAPTURE(seed);
         std::mt19937 random{seed};
         auto const drawn = space_test::drawn_scene(random);
@@ -87,8 +88,7 @@ TEST_CASE("the copy engine begins with the next rank, and has none of a rank's o
         block.peer = i % 4;
         blocks.push_back(block);
     }
-    uly::cuda_work work(
-        {.way = uly::copy_way::engine, .in_flight = 2, .rank = 2, .ranks = 4});
+    uly::cuda_work work({.way = uly::copy_way::engine, .in_flight = 2, .rank = 2, .ranks = 4});
     doubles::copies();
     doubles::waits();
     cuda_space::copy({.stream = stream.stream, .work = &work}, blocks, 0);
@@ -171,7 +171,7 @@ namespace {
 template <class To, class From>
 void check_sums(std::size_t most_sources) {
     stream_owner const stream;
-    for (unsigned seed = 1; seed <= 20; ++seed) {
+    for (unsigned seed = 1; seed <= (TEST_UNDER_SANITIZER ? 4 : 20); ++seed) {
         CAPTURE(seed);
         std::mt19937 random{seed};
         std::vector<From> values(200000);
@@ -225,6 +225,8 @@ TEST_CASE("cuda_space adds with the bits of the host") {
     check_sums<uly::half, float>(3);
     check_sums<uly::bf16, uly::bf16>(40);
     check_sums<uly::bf16, float>(3);
+    check_sums<float, uly::half>(3);
+    check_sums<float, uly::bf16>(3);
 }
 
 namespace {
@@ -316,9 +318,10 @@ TEST_CASE("cuda_space knows memory that its device does not reach") {
         return text_of_error(uly::errc::invalid_tensor,
                              [&] { cuda_space::expect_memory("kit", "x", first, last); });
     };
-    CHECK(contains(text_of(host.data(), host.data()),
-                   "ulysses: kit: x: an operand must be memory of the rank's device: the host's, which "
-                   "CUDA does not know, the rank is on device 0"));
+    CHECK(contains(
+        text_of(host.data(), host.data()),
+        "ulysses: kit: x: an operand must be memory of the rank's device: the host's, which "
+        "CUDA does not know, the rank is on device 0"));
     CHECK(contains(text_of(memory, memory + 1000), "the host's, which CUDA does not know"));
     REQUIRE(cudaSetDevice(1) == cudaSuccess);
     CHECK(contains(text_of(memory, memory), "memory of device 0, the rank is on device 1"));

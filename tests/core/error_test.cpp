@@ -61,12 +61,13 @@ TEST_CASE("error: each code has its type and name") {
     CHECK(is_thrown_by<uly::transport_error>(errc::transport));
     CHECK(is_thrown_by<uly::functor_failed>(errc::functor_failed));
     CHECK(is_thrown_by<uly::out_of_memory>(errc::out_of_memory));
+    CHECK(is_thrown_by<uly::invalid_config>(errc::invalid_config));
     CHECK(is_thrown_by<uly::error>(errc::none));
     CHECK(!is_thrown_by<uly::invalid_shape>(errc::invalid_tensor));
 
     // Codes travel between ranks as numbers: each has its own name, in one place without a gap.
     std::string names = " ";
-    for (std::uint32_t code = 0; code <= static_cast<std::uint32_t>(errc::out_of_memory); ++code) {
+    for (std::uint32_t code = 0; code <= static_cast<std::uint32_t>(errc::invalid_config); ++code) {
         auto const name = std::string(uly::name(static_cast<errc>(code)));
         CHECK(name != "unknown");
         CHECK(names.find(" " + name + " ") == std::string::npos);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "../../bench/gpu/attention.hpp"
+#include "../../bench/gpu/attention_rows.hpp"
 #include "cuda_runtime.hpp"
 
 /// What bench/gpu/kernels.cu defines, run by a stream of the double.

@@ -3,6 +3,7 @@
 #include "cuda_runtime.hpp"
 
 #include <ulysses/adapters/cuda.hpp>
+#include <ulysses/adapters/cuda_epilogues.hpp>
 #include <ulysses/adapters/cuda_flags.hpp>
 #include <ulysses/adapters/cuda_launch.hpp>
 
@@ -36,17 +37,24 @@ cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from,
                         std::span<block_sum const> sums) {
     return sums_by<loop_launcher>(stream, to, from, sums);
 }
-cudaError_t launch_flags(cudaStream_t stream, flag_fence const& fence) {
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, rope_turns const& turns) {
+    return epilogue_by<loop_launcher>(stream, type, turns);
+}
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& work) {
+    return epilogue_by<loop_launcher>(stream, type, work);
+}
+cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half) {
+    if (!half.waits) return loop_launcher::run(stream, 1, half);
     ++launched;
     static std::uint64_t given_up = 1;
-    auto no_wait = fence;
+    auto no_wait = half;
     no_wait.silent = &given_up;
-    for (int peer = 0; peer < fence.ranks; ++peer) {
+    for (int peer = 0; peer < half.ranks; ++peer) {
         // Ranks' streams are made in the order of ranks.
-        auto const source = doubles::number(stream) + peer - fence.rank;
-        auto const waits = peer == fence.rank || doubles::told_to_wait(stream, source);
-        auto const result = doubles::enqueue(
-            stream, [each = waits ? fence : no_wait, peer] { each(0, peer); });
+        auto const source = doubles::number(stream) + peer - half.rank;
+        auto const waits = peer == half.rank || doubles::told_to_wait(stream, source);
+        auto const result =
+            doubles::enqueue(stream, [each = waits ? half : no_wait, peer] { each(0, peer); });
         if (result != cudaSuccess) return result;
     }
     return cudaSuccess;

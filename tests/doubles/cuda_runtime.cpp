@@ -390,7 +390,9 @@ cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream
 cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
     remember_copy(to);
-    return doubles::enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+    return doubles::enqueue(stream, [=] {
+        if (bytes > 0) std::memcpy(to, from, bytes);
+    });
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, void const* from,
                               std::size_t from_pitch, std::size_t width, std::size_t height,

@@ -5,76 +5,17 @@
 #include <ulysses/projection/qk_norm.hpp>
 #include <ulysses/projection/rope.hpp>
 
-#include "../sanitizers.hpp"
+#include "../allocations.hpp"
 #include "six_steps.hpp"
 
 #include <doctest/doctest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
-// A sanitizer has an operator new of its own, which clang links into the program.
 #if !TEST_UNDER_SANITIZER
-
-namespace {
-
-std::atomic<long> allocations{0};
-
-void* counted(std::size_t bytes, std::size_t alignment) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    return std::aligned_alloc(alignment,
-                              (bytes + alignment - 1) / alignment * alignment + alignment);
-}
-void* counted_or_throw(std::size_t bytes, std::size_t alignment) {
-    if (auto* const memory = counted(bytes, alignment)) return memory;
-    throw std::bad_alloc();
-}
-constexpr std::size_t usual = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
-
-}  // namespace
-
-// The whole program allocates through these; the array forms end in them. Not inlined: g++ would
-// take the pairs it sees apart for mismatched.
-[[gnu::noinline]] void* operator new(std::size_t bytes) { return counted_or_throw(bytes, usual); }
-[[gnu::noinline]] void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept {
-    return counted(bytes, usual);
-}
-[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
-    return counted_or_throw(bytes, static_cast<std::size_t>(alignment));
-}
-[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment,
-                                     std::nothrow_t const&) noexcept {
-    return counted(bytes, static_cast<std::size_t>(alignment));
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-    std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-    std::free(memory);
-}
 
 using namespace pipeline_test;
 namespace uly = ulysses;
 
 namespace {
-
-/// Calls `body` twice, then eight times more, and returns how often those eight allocated on any
-/// rank.
-template <class Body>
-long steady_allocations(uly::threads::communicator const& c, Body const& body) {
-    for (int i = 0; i < 2; ++i) body();
-    c.fence({});
-    auto const before = allocations.load();
-    c.fence({});
-    for (int i = 0; i < 8; ++i) body();
-    c.fence({});
-    auto const after = allocations.load();
-    c.fence({});
-    return after - before;
-}
 
 template <class T>
 void check_steady_state(uly::keep keep, int ranks, orders const& order, int64_t chunks = 1,

@@ -178,8 +178,8 @@ struct drawn_problem {
     ulysses::sequence step() const { return whole.step(queries, keys); }
     std::string text() const {
         return ulysses::concat(whole.text(), ", ", whole.layer.chunks,
-                           whole.layer.overlap ? " chunks, overlapped" : " chunks", ", keep ",
-                           static_cast<int>(whole.layer.keep));
+                               whole.layer.overlap ? " chunks, overlapped" : " chunks", ", keep ",
+                               static_cast<int>(whole.layer.keep));
     }
 };
 
@@ -194,7 +194,8 @@ inline drawn_problem draw_problem(std::uint64_t seed, int ranks) {
                         .queries = {},
                         .keys = {}};
     auto& p = drawn.whole;
-    constexpr ulysses::keep policies[] = {ulysses::keep::exchanged, ulysses::keep::local, ulysses::keep::nothing};
+    constexpr ulysses::keep policies[] = {ulysses::keep::exchanged, ulysses::keep::local,
+                                          ulysses::keep::nothing};
     p.layer.keep = policies[seed / 2 % 3];
     if (below(random, 2) == 0) {
         p.layer.chunks = 1 + below(random, p.layer.kv_heads);

@@ -250,11 +250,16 @@ TEST_CASE("qk_norm: weights that are not given, and an epsilon that is none") {
     double q[] = {1, 2}, k[] = {3, 4}, dq[] = {1, 0}, dk[] = {0, 1};
     auto const view = [](double* x) { return uly::token_view<double>(x, {1, 1, 1, 2}); };
     uly::qk_norm{{.epsilon = 0}}.backward(no_call(), uly::dense_weights<double>{}, view(q), view(k),
-                                          view(dq), view(dk), uly::dense_gradients<double>{});
+                                          view(dq), view(dk));
     // The gradient has no part along the row, as the row's length does not matter.
     CHECK(std::fabs(dq[0] * 1 + dq[1] * 2) < 1e-15);
     CHECK(std::fabs(dk[0] * 3 + dk[1] * 4) < 1e-15);
     CHECK(std::fabs(dq[0]) > 0.1);
+    // What the rows add to the weights' gradients: dy x / rms, of rms sqrt(2.5) and sqrt(12.5).
+    CHECK(std::fabs(q[0] - 1 / std::sqrt(2.5)) < 1e-15);
+    CHECK(q[1] == 0);
+    CHECK(k[0] == 0);
+    CHECK(std::fabs(k[1] - 4 / std::sqrt(12.5)) < 1e-15);
     for (double const epsilon :
          {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
         CHECK_THROWS_WITH_AS(uly::qk_norm({.epsilon = epsilon}),

@@ -103,4 +103,7 @@ TEST_CASE("projections see key positions of their own when keys are another sequ
     CHECK(call.key_positions(0) == 1);
     CHECK(call.key_positions(1) == 3);
     CHECK(call.key_positions(2) == 5);
+    CHECK(call.query_run(0) == 2);
+    CHECK(call.query_run(1) == 1);
+    CHECK(call.key_run(0) == 3);
 }

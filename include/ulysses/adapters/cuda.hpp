@@ -48,9 +48,15 @@ cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from, std::span<blo
 
 inline constexpr std::size_t largest_device_sum = 768;
 
-/// See cuda_flags.hpp.
+/// Epilogues of `dense`; see projection/rope.hpp and projection/qk_norm.hpp.
+struct rope_turns;
+struct norm_rows;
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, rope_turns const& turns);
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& work);
+
+/// One half of a fence by flags; see cuda_flags.hpp.
 struct flag_fence;
-cudaError_t launch_flags(cudaStream_t stream, flag_fence const& fence);
+cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half);
 
 }  // namespace detail
 
@@ -83,11 +89,9 @@ class cuda_work {
         for (int i = 1; i < options_.ranks && remote > 0; ++i) {
             auto const peer = (options_.rank + i) % options_.ranks;
             for (auto const& block : blocks)
-                if (block.peer == peer)
-                    detail::engine_copy(lanes_.stream(next++ % lanes), block);
+                if (block.peer == peer) detail::engine_copy(lanes_.stream(next++ % lanes), block);
         }
-        if (!own_.empty())
-            detail::expect_cuda(detail::launch_copies(stream, own_), "copy kernel");
+        if (!own_.empty()) detail::expect_cuda(detail::launch_copies(stream, own_), "copy kernel");
         lanes_.join(stream, lanes);
     }
 
@@ -150,8 +154,7 @@ struct cuda_space {
     }
 
     static void copy(queue on, std::span<block_copy const> blocks, std::size_t) {
-        if (on.work != nullptr && on.work->by_engine())
-            return on.work->copy(on.stream, blocks);
+        if (on.work != nullptr && on.work->by_engine()) return on.work->copy(on.stream, blocks);
         detail::expect_cuda(detail::launch_copies(on.stream, blocks), "copy kernel");
     }
 
@@ -177,7 +180,8 @@ struct cuda_space {
 
     /// *Throws* `unsupported` for more sources than a launch holds.
     template <element To, element From>
-        requires(dtype_of<From> == dtype_of<To> || std::same_as<From, accumulator_t<To>>)
+        requires(dtype_of<From> == dtype_of<To> || std::same_as<From, accumulator_t<To>> ||
+                 std::same_as<To, accumulator_t<From>>)
     static void add(queue on, std::span<block_sum const> sums) {
         for (auto const& sum : sums)
             if (sum.from.size() > detail::largest_device_sum)
@@ -186,6 +190,12 @@ struct cuda_space {
                       " sources, at most ", detail::largest_device_sum);
         detail::expect_cuda(detail::launch_sums(on.stream, dtype_of<To>, dtype_of<From>, sums),
                             "sum kernel");
+    }
+
+    /// What an epilogue of `dense` does to rows of elements of a type.
+    template <class Work>
+    static void run(queue on, dtype type, Work const& work) {
+        detail::expect_cuda(detail::launch_epilogue(on.stream, type, work), "epilogue kernel");
     }
 };
 

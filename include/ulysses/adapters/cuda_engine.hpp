@@ -79,8 +79,8 @@ struct engine_layout {
         std::int64_t extent = 1, to = 0, from = 0;  ///< strides in bytes
     };
     std::int64_t row_bytes = 0;
-    axis rows{};               ///< rows of one call, a pitch apart
-    axis planes{};             ///< planes of rows of one call, whole pitches apart
+    axis rows{};                 ///< rows of one call, a pitch apart
+    axis planes{};               ///< planes of rows of one call, whole pitches apart
     std::array<axis, 3> rest{};  ///< each index is a call of its own
 };
 

@@ -52,9 +52,13 @@ inline constexpr int most_flag_ranks = 256;
 inline constexpr std::int64_t flag_words = 8;
 
 /// What a rank's fences need. Each rank has a board: a flag for every rank, and counts of its own.
-/// Thread p deals with rank p: it tells its board, and waits for its flag on the own one.
+/// Thread p deals with rank p: it tells its board, or waits for its flag on the own one.
+///
+/// Every rank's host enqueues what tells before any enqueues what waits: also a device that runs one
+/// kernel at a time gets on.
 struct flag_fence {
     int rank = 0, ranks = 0;
+    bool waits = false;  ///< the second half: wait for what the first half of others tells
     /// Host memory: 0, 1 + a rank that was silent too long, or `gave_up`, by which the host ends all
     /// waiting.
     std::uint64_t* silent = nullptr;
@@ -62,13 +66,13 @@ struct flag_fence {
     std::uint64_t* boards[most_flag_ranks] = {};
 
     static constexpr std::uint64_t gave_up{~std::uint64_t{0}};
-    static constexpr std::int64_t words(int ranks) { return 2 * ranks * flag_words; }
+    static constexpr std::int64_t words(int ranks) { return 3 * ranks * flag_words; }
 
     ULYSSES_HD void operator()(std::int64_t, int thread) const {
         if (thread >= ranks) return;
         auto* const own = boards[rank];
-        auto const fences = ++own[(ranks + thread) * flag_words];
-        store_release(boards[thread] + rank * flag_words, fences);
+        auto const fences = ++own[(ranks * (waits ? 2 : 1) + thread) * flag_words];
+        if (!waits) return store_release(boards[thread] + rank * flag_words, fences);
         auto const begun = clock_now();
         // The host's memory is far, and looked at now and then.
         for (unsigned round = 1; load_acquire(own + thread * flag_words) < fences; ++round) {

@@ -27,7 +27,7 @@ namespace ulysses::inline ULYSSES_ABI::cuda_peers {
 /// How the streams of ranks are ordered at a fence.
 enum class fence_way : std::uint8_t {
     events,  ///< each stream waits for an event of every other; ranks of one process only
-    flags,   ///< a kernel writes flags into the others' memory and waits for theirs
+    flags,   ///< a kernel writes flags into the others' memory, one waits for theirs
 };
 
 struct options {
@@ -200,28 +200,26 @@ class rank_state {
         flags_.deadline = static_cast<std::uint64_t>(given.deadline / std::chrono::nanoseconds(1));
         for (int r = 0; r < ranks_; ++r)
             flags_.boards[r] = reinterpret_cast<std::uint64_t*>(boards_->memory[index(r)].get());
-        expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
-                    "cudaMemsetAsync");
-        expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+        begin_again();
     }
 
-    /// Before ranks meet at a fence. What fails goes into the status.
+    /// Before ranks meet at a fence: shows where the stream is. What fails goes into the status.
     void arrive(fence_status& status) {
         if (ranks_ == 1) return;
         if (by_flags_) {
             if (auto const silent = ulysses::detail::load_acquire(silent_))
-                status.fail(errc::timed_out,
-                            concat("ulysses: fence: a stream must arrive within the deadline: rank ",
-                                   rank_, " waited ", given.deadline.count(), " ms for rank ",
-                                   silent - 1));
-            return;
-        }
-        if (ulysses::detail::captured(stream))
+                return status.fail(
+                    errc::timed_out,
+                    concat("ulysses: fence: a stream must arrive within the deadline: rank ", rank_,
+                           " waited ", given.deadline.count(), " ms for rank ", silent - 1));
+        } else if (ulysses::detail::captured(stream)) {
             return status.fail(
                 errc::unsupported,
                 concat("ulysses: fence: calls are captured with fence_way::flags only: rank ",
                        rank_, " orders its stream by events"));
-        auto const result = cudaEventRecord(fences_[parity_]->get(), stream);
+        }
+        auto const result = by_flags_ ? ulysses::detail::launch_flags(stream, flags_)
+                                      : cudaEventRecord(fences_[parity_]->get(), stream);
         if (result != cudaSuccess)
             status.fail(errc::transport, concat("ulysses: fence: a call of CUDA must succeed: ",
                                                 cudaGetErrorName(result), " (",
@@ -231,8 +229,11 @@ class rank_state {
     /// When every rank has arrived and none has failed. *Throws* `transport_error`.
     void pass() {
         if (ranks_ == 1) return;
-        if (by_flags_)
-            return expect_cuda(ulysses::detail::launch_flags(stream, flags_), "fence kernel");
+        if (by_flags_) {
+            auto half = flags_;
+            half.waits = true;
+            return expect_cuda(ulysses::detail::launch_flags(stream, half), "fence kernel");
+        }
         for (int r = 0; r < ranks_; ++r)
             if (r != rank_)
                 expect_cuda(
@@ -246,6 +247,14 @@ class rank_state {
     void drain() const {
         if (!ulysses::detail::captured(stream))
             expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    }
+    /// When all ranks' streams are done: forgets which fences they have arrived at, as not all may
+    /// have. *Throws* `transport_error`.
+    void begin_again() const {
+        if (!boards_ || ulysses::detail::captured(stream)) return;
+        expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
+                    "cudaMemsetAsync");
+        drain();
     }
     /// When the group cannot go on: what waits for flags on this rank's stream ends.
     void give_up() const {
@@ -264,7 +273,10 @@ class rank_state {
         mine.oldest = window_number_;
         for (auto const& each : exported_)
             if (!each.window.expired()) mine.oldest = std::min(mine.oldest, each.number);
-        auto part = device_memory(bytes);
+        // Of a smaller one the other process maps what CUDA has put beside it as well.
+        constexpr std::size_t own_block = std::size_t{2} << 20;
+        auto part =
+            device_memory(others_elsewhere_ ? (bytes + own_block) / own_block * own_block : bytes);
         if (others_elsewhere_)
             expect_cuda(cudaIpcGetMemHandle(&mine.handle, part.get()), "cudaIpcGetMemHandle");
         own_slot().part = std::move(part);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/adapters/cuda.hpp>
+#include <ulysses/adapters/cuda_epilogues.hpp>
 #include <ulysses/adapters/cuda_flags.hpp>
 #include <ulysses/adapters/cuda_launch.hpp>
 
@@ -38,6 +39,12 @@ cudaError_t launch_copies(cudaStream_t stream, std::span<block_copy const> block
 cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from,
                         std::span<block_sum const> sums) {
     return sums_by<device_launcher>(stream, to, from, sums);
+}
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, rope_turns const& turns) {
+    return epilogue_by<device_launcher>(stream, type, turns);
+}
+cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& work) {
+    return epilogue_by<device_launcher>(stream, type, work);
 }
 cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half) {
     return device_launcher::run(stream, 1, half);

@@ -47,11 +47,14 @@ cudaError_t sums_of(cudaStream_t stream, std::span<block_sum const> sums) {
     return run_lists<Launcher, many_sums<To, From>>(stream, sums, take);
 }
 
-/// To the source's own type, or from the accumulator of 16-bit elements.
+/// To the source's own type, or from or to the accumulator of 16-bit elements.
 template <class Launcher>
 cudaError_t sums_by(cudaStream_t stream, dtype to, dtype from, std::span<block_sum const> sums) {
     if (to == dtype::f64) return sums_of<Launcher, double, double>(stream, sums);
-    if (to == dtype::f32) return sums_of<Launcher, float, float>(stream, sums);
+    if (to == dtype::f32)
+        return from == to           ? sums_of<Launcher, float, float>(stream, sums)
+               : from == dtype::f16 ? sums_of<Launcher, float, half>(stream, sums)
+                                    : sums_of<Launcher, float, bf16>(stream, sums);
     if (to == dtype::f16)
         return from == to ? sums_of<Launcher, half, half>(stream, sums)
                           : sums_of<Launcher, half, float>(stream, sums);

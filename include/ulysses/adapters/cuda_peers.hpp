@@ -140,8 +140,10 @@ class communicator {
         try {
             return body();
         } catch (error const& e) {
-            if (!ends_group(e.code())) settle();
-            else state_->give_up();
+            if (!ends_group(e.code()))
+                settle();
+            else
+                state_->give_up();
             throw;
         }
 #else
@@ -149,10 +151,12 @@ class communicator {
 #endif
     }
     void settle() const {
-        fence_status status;
-        guarded(status, [&] { state_->drain(); });
 #if ULYSSES_EXCEPTIONS
         try {
+            fence_status status;
+            guarded(status, [&] { state_->drain(); });
+            host_.fence(status);
+            guarded(status, [&] { state_->begin_again(); });
             host_.fence(status);
         } catch (...) {
             state_->give_up();

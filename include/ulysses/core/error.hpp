@@ -34,6 +34,7 @@ enum class errc : std::uint32_t {
     transport,         ///< the communicator's own library reported an error
     functor_failed,    ///< an exception left a user's functor
     out_of_memory,     ///< a space could not allocate
+    invalid_config,    ///< a mesh, a training step or a batch that cannot be
 };
 
 constexpr std::string_view name(errc code) {
@@ -50,6 +51,7 @@ constexpr std::string_view name(errc code) {
         case errc::transport: return "transport";
         case errc::functor_failed: return "functor_failed";
         case errc::out_of_memory: return "out_of_memory";
+        case errc::invalid_config: return "invalid_config";
     }
     return "unknown";
 }
@@ -98,6 +100,7 @@ using timed_out = error_of<errc::timed_out>;
 using transport_error = error_of<errc::transport>;
 using functor_failed = error_of<errc::functor_failed>;
 using out_of_memory = error_of<errc::out_of_memory>;
+using invalid_config = error_of<errc::invalid_config>;
 
 #if !ULYSSES_EXCEPTIONS
 /// What a build without exceptions calls with an error before it aborts.
@@ -147,6 +150,7 @@ inline error_handler set_error_handler(error_handler handler) noexcept {
         case errc::transport: throw transport_error(text, rank);
         case errc::functor_failed: throw functor_failed(text, rank);
         case errc::out_of_memory: throw out_of_memory(text, rank);
+        case errc::invalid_config: throw invalid_config(text, rank);
         case errc::none: break;
     }
     throw error(code, text, rank);

@@ -37,7 +37,7 @@ consteval bool explain_gemm() {
         requires { typename G::space_type; },
         "ulysses: a GEMM must name the memory it reads as its member type `space_type`.");
     static_assert(
-        requires(G const& gemm, gemm_call<T> const& call) { gemm(call); },
+        requires(G const& gemm, functor_call_t<gemm_call<T>, G> const& call) { gemm(call); },
         "ulysses: a GEMM must have a const call operator that takes a `gemm_call<T>` of the "
         "operands' element type.");
     static_assert(
@@ -125,16 +125,16 @@ template <class Pr, class T, class Weights>
 consteval bool explain_projection() {
     explain_space_of_projection<Pr>();
     static_assert(
-        requires(Pr const& projection, projection_call const& call, token_view<T const> in,
-                 token_view<T> out, Weights const& weights) {
+        requires(Pr const& projection, functor_call_t<projection_call, Pr> const& call,
+                 token_view<T const> in, token_view<T> out, Weights const& weights) {
             projection.project_in(call, in, weights, out, out, out);
         },
         "ulysses: a projection must have a const member `project_in(projection_call, x, weights, "
         "q, k, v)` for these weights and token_views of the operands' element type (see "
         "ulysses::dense); a pipeline without a projection has `attend`.");
     static_assert(
-        requires(Pr const& projection, projection_call const& call, token_view<T const> in,
-                 token_view<T> out,
+        requires(Pr const& projection, functor_call_t<projection_call, Pr> const& call,
+                 token_view<T const> in, token_view<T> out,
                  Weights const& weights) { projection.project_out(call, in, weights, out); },
         "ulysses: a projection must have a const member `project_out(projection_call, o, weights, "
         "y)` for these weights and token_views of the operands' element type (see ulysses::dense); "
@@ -146,24 +146,25 @@ template <class Pr, class T, class Weights, class Gradients>
 consteval bool explain_differentiable_projection() {
     if constexpr (!projection_for<Pr, T, Weights>) return explain_projection<Pr, T, Weights>();
     static_assert(
-        requires(Pr const& projection, projection_call const& call, token_view<T const> in,
-                 token_view<T> out, Weights const& weights, Gradients const& gradients) {
+        requires(Pr const& projection, functor_call_t<projection_call, Pr> const& call,
+                 token_view<T const> in, token_view<T> out, Weights const& weights,
+                 Gradients const& gradients) {
             projection.project_in_backward(call, in, weights, out, out, out, out, gradients);
         },
         "ulysses: backward needs a projection with a const member "
         "`project_in_backward(projection_call, x, weights, dq, dk, dv, dx, gradients)` for these "
         "weights and gradients (see ulysses::dense).");
     static_assert(
-        requires(Pr const& projection, projection_call const& call, token_view<T const> in,
-                 token_view<T> out, Weights const& weights) {
+        requires(Pr const& projection, functor_call_t<projection_call, Pr> const& call,
+                 token_view<T const> in, token_view<T> out, Weights const& weights) {
             projection.project_out_backward(call, weights, in, out);
         },
         "ulysses: backward needs a projection with a const member "
         "`project_out_backward(projection_call, weights, dy, dout)` for these weights (see "
         "ulysses::dense).");
     static_assert(
-        requires(Pr const& projection, projection_call const& call, token_view<T const> in,
-                 Gradients const& gradients) {
+        requires(Pr const& projection, functor_call_t<projection_call, Pr> const& call,
+                 token_view<T const> in, Gradients const& gradients) {
             projection.project_out_gradients(call, in, in, gradients);
         },
         "ulysses: backward needs a projection with a const member "

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <ulysses/config/macros.hpp>
+#include <ulysses/core/space.hpp>
 
 #include <concepts>
 #include <cstdint>
@@ -36,13 +37,14 @@ struct gemm_call {
 /// A matrix product for elements of type T.
 ///
 /// Requirements:
-/// 1. `gemm(call)` is const, may be called by several threads at once on different C, and has
-///    finished when it returns (device functors hold their own queue).
+/// 1. `gemm(call)` is const. On the host it may be called by several threads at once on different C,
+///    and has finished when it returns; where the space has queues the call is a
+///    `queued<gemm_call<T>, space_type>`, and is ordered on its queue.
 /// 2. Equal calls give equal bits. m, n or k of zero is allowed: k = 0 scales C by beta.
 /// 3. `rows_independent`: true when a row of C has the same bits whatever the number of rows in the
 ///    call. Functors built on a GEMM for which it is false ask for cuts on their own tile grid.
 template <class G, class T>
-concept gemm_for = requires(G const& gemm, gemm_call<T> const& call) {
+concept gemm_for = requires(G const& gemm, functor_call_t<gemm_call<T>, G> const& call) {
     typename G::space_type;
     gemm(call);
     { G::rows_independent } -> std::convertible_to<bool>;

@@ -172,8 +172,8 @@ void check_memory(std::string_view call, std::string_view name, tensor_view<T, L
     if constexpr (requires { Space::expect_memory(call, name, view.data, view.data, at); }) {
         if (view.size() == 0) return;
         auto const* const bytes = reinterpret_cast<std::byte const*>(view.data);
-        auto const elements = detail::footprint(view.extents, view.strides,
-                                                std::numeric_limits<std::int64_t>::max());
+        auto const elements =
+            detail::footprint(view.extents, view.strides, std::numeric_limits<std::int64_t>::max());
         Space::expect_memory(call, name, bytes,
                              bytes + elements * static_cast<std::int64_t>(sizeof(T)) - 1, at);
     }

@@ -59,4 +59,44 @@ struct queued : Call {
 /// Host memory; defined in `space/host.hpp`.
 struct host_space;
 
+namespace detail {
+
+template <class Call, class Functor>
+struct functor_call {
+    using type = Call;
+};
+template <class Call, class Functor>
+    requires(!std::same_as<typename Functor::space_type, host_space>)
+&&requires { typename Functor::space_type::queue; }
+struct functor_call<Call, Functor> {
+    using type = queued<Call, typename Functor::space_type>;
+};
+
+template <class Call>
+struct space_of_call {
+    using type = host_space;
+};
+template <class Call, class Space>
+struct space_of_call<queued<Call, Space>> {
+    using type = Space;
+};
+
+}  // namespace detail
+
+/// `Call` as a functor is given it: on the queue of its space, and on the host alone.
+template <class Call, class Functor>
+using functor_call_t = typename detail::functor_call<Call, Functor>::type;
+
+template <class Call>
+using space_of_call_t = typename detail::space_of_call<Call>::type;
+
+/// The queue that a functor's call is ordered on.
+template <class Space, class Call>
+typename Space::queue queue_of_call(Call const& call) {
+    if constexpr (requires { call.queue; })
+        return call.queue;
+    else
+        return {};
+}
+
 }  // namespace ulysses::inline ULYSSES_ABI

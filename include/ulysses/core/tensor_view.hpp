@@ -24,7 +24,7 @@ ULYSSES_HD constexpr std::int64_t wrapping_product(std::int64_t a, std::int64_t 
 }  // namespace detail
 
 /// Row-major strides of `extents`, in elements.
-ULYSSES_HD constexpr extents4 packed_strides(extents4 const& extents) {
+constexpr extents4 packed_strides(extents4 const& extents) {
     auto const token = detail::wrapping_product(extents[2], extents[3]);
     return {detail::wrapping_product(extents[1], token), token, extents[3], 1};
 }

@@ -50,6 +50,19 @@ void round_view(typename Space::queue queue, tensor_view<To, Layout> const& to,
     Space::template add<To, From>(queue, {&sum, 1});
 }
 
+/// `row` in place of every row of `to`, whose heads lie back to back. *Shape*: row [H D], to [B, s, H, D].
+template <class Space, class T, class Layout>
+void repeat_row(typename Space::queue queue, tensor_view<T, Layout> const& to, T const* row) {
+    sum_source const source{reinterpret_cast<std::byte const*>(row), {}};
+    block_sum sum;
+    sum.to = reinterpret_cast<std::byte*>(to.data);
+    sum.from = {&source, 1};
+    sum.extents = {to.batch(), to.tokens(), 1};
+    sum.to_strides = byte_strides(to);
+    sum.elements = to.heads() * to.dim();
+    Space::template add<T, T>(queue, {&sum, 1});
+}
+
 template <class Space, class T, class Layout>
 void zero_view(typename Space::queue queue, tensor_view<T, Layout> const& to) {
     block_sum sum;

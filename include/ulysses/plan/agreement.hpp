@@ -4,6 +4,7 @@
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/fence.hpp>
+#include <ulysses/core/gather.hpp>
 #include <ulysses/core/guarded.hpp>
 #include <ulysses/plan/packing.hpp>
 #include <ulysses/plan/step_record.hpp>
@@ -45,8 +46,8 @@ class agreement {
                                mine.packing.present.size());
         });
         step_record const own(mine);
-        gather(ranks, std::as_bytes(std::span(&own, 1)),
-               std::as_writable_bytes(std::span(records_)), status);
+        all_gather_or_fail(ranks, std::as_bytes(std::span(&own, 1)),
+                           std::as_writable_bytes(std::span(records_)), status);
         check_records(records_, at);
         most_runs_ = 0;
         for (auto const& each : records_)
@@ -94,22 +95,6 @@ class agreement {
         std::vector<Value> own, gathered, whole;
     };
 
-    /// `all_gather`, or the error that a rank brings instead. Where the communicator's own cannot
-    /// carry one, that rank leaves the group, if it can.
-    template <class Comm>
-    static void gather(Comm const& ranks, std::span<std::byte const> part, std::span<std::byte> all,
-                       fence_status const& status) {
-        if constexpr (requires { ranks.all_gather(part, all, status); }) {
-            leaving_on_failure(ranks, [&] { ranks.all_gather(part, all, status); });
-        } else {
-            if (status.code != errc::none) {
-                if constexpr (can_leave<Comm>) ranks.leave(status.text);
-                throw_error(status.code, status.text, ranks.rank());
-            }
-            leaving_on_failure(ranks, [&] { ranks.all_gather(part, all); });
-        }
-    }
-
     /// The runs of all orders, of queries and of keys.
     template <class Comm>
     void gather_runs(Comm const& ranks, sequence_options const& mine, fence_status& status) {
@@ -120,8 +105,8 @@ class agreement {
             std::copy(mine.key_order.begin(), mine.key_order.end(),
                       own_runs_.begin() + static_cast<std::ptrdiff_t>(most_runs_));
         });
-        gather(ranks, std::as_bytes(std::span(own_runs_)), std::as_writable_bytes(std::span(runs_)),
-               status);
+        all_gather_or_fail(ranks, std::as_bytes(std::span(own_runs_)),
+                           std::as_writable_bytes(std::span(runs_)), status);
     }
 
     /// From the records, or the runs that were gathered behind them.
@@ -234,8 +219,8 @@ class agreement {
             values.gathered.resize(size * records_.size());
             values.whole.resize(static_cast<std::size_t>(batch() * orders.total()));
         });
-        gather(ranks, std::as_bytes(std::span(values.own)),
-               std::as_writable_bytes(std::span(values.gathered)), status);
+        all_gather_or_fail(ranks, std::as_bytes(std::span(values.own)),
+                           std::as_writable_bytes(std::span(values.gathered)), status);
         for (int r = 0; r < orders.ranks(); ++r) {
             auto const* next = values.gathered.data() + static_cast<std::size_t>(r) * size;
             for (std::int64_t b = 0; b < batch(); ++b)

@@ -124,6 +124,15 @@ class token_orders {
         return -1;
     }
 
+    /// How many tokens of the run of a rank's local token there are from it on.
+    std::int64_t run_from(int rank, std::int64_t token) const {
+        for (auto const& run : runs(rank)) {
+            if (token < run.count) return run.count - token;
+            token -= run.count;
+        }
+        return 0;
+    }
+
     /// Checks that every rank lists the same replicated runs, and that these, once, and the others
     /// cover 0 .. total() - 1 exactly once.
     /// *Throws* `invalid_sequence` naming a run or token at fault. *Complexity*: O(runs log runs)

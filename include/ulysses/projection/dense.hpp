@@ -6,8 +6,10 @@
 #include <ulysses/core/explain.hpp>
 #include <ulysses/core/gemm.hpp>
 #include <ulysses/core/projection.hpp>
+#include <ulysses/core/row_sums.hpp>
+#include <ulysses/core/space.hpp>
+#include <ulysses/core/view_copy.hpp>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -61,8 +63,11 @@ struct dense_gradients {
 /// their gradients into those of the projection's outputs.
 ///
 /// One that says `static constexpr bool takes_weights = true`, such as qk_norm, has
-/// `forward(call, weights, q, k)` and `backward(call, weights, q, k, dq, dk, gradients)`. Its
-/// backward is given q and k as the projection made them, computed again, and may change them.
+/// `forward(call, weights, q, k)` and `backward(call, weights, q, k, dq, dk)`. Its backward is given q
+/// and k as the projection made them, computed again and packed, and leaves in their rows what each
+/// adds to the gradients of `q_norm` and `k_norm`.
+///
+/// Where the space has queues, `call` is a `queued<projection_call, space>`.
 struct no_epilogue {
     template <class T>
     static constexpr void forward(projection_call const&, token_view<T>, token_view<T>) {}
@@ -80,13 +85,18 @@ inline constexpr bool takes_weights<Epilogue> = Epilogue::takes_weights;
 
 }  // namespace detail
 
-/// *Thread safety*: one per rank where the epilogue takes weights, as it then has a workspace.
+/// On the queue of its calls: products by the GEMM, which writes and reads the views in place, biases
+/// and their gradients by the sums of the space.
+///
+/// *Thread safety*: one per rank, as it has a workspace for backward; a copy begins with none.
 template <class Gemm, class Epilogue = no_epilogue>
 class dense {
     static_assert(multiplies_some_element<Gemm>());
 
    public:
     using space_type = typename Gemm::space_type;
+    /// A projection_call, on a queue where the space has such.
+    using call_type = functor_call_t<projection_call, Gemm>;
 
     explicit constexpr dense(Gemm gemm, Epilogue epilogue = {})
         : gemm_(gemm), epilogue_(std::move(epilogue)) {}
@@ -94,12 +104,12 @@ class dense {
     /// Step 2: x [B, s, C] -> q [B, s, Hq, D], k [B, s, Hkv, D], v [B, s, Hkv, Dv].
     template <class T>
         requires gemm_for<Gemm, T>
-    void project_in(projection_call const& call, token_view<T const> x,
-                    dense_weights<T> const& weights, token_view<T> q, token_view<T> k,
-                    token_view<T> v) const {
-        multiply(x, weights.q, weights.q_bias, q);
-        multiply(x, weights.k, weights.k_bias, k);
-        multiply(x, weights.v, weights.v_bias, v);
+    void project_in(call_type const& call, token_view<T const> x, dense_weights<T> const& weights,
+                    token_view<T> q, token_view<T> k, token_view<T> v) const {
+        auto const queue = queue_of_call<space_type>(call);
+        multiply(queue, x, weights.q, weights.q_bias, q);
+        multiply(queue, x, weights.k, weights.k_bias, k);
+        multiply(queue, x, weights.v, weights.v_bias, v);
         if constexpr (detail::takes_weights<Epilogue>)
             epilogue_.forward(call, weights, q, k);
         else
@@ -109,62 +119,66 @@ class dense {
     /// dq, dk, dv -> dx [B, s, C], overwritten, and the weights' gradients, added to.
     template <class T>
         requires gemm_for<Gemm, T>
-    void project_in_backward(projection_call const& call, token_view<T const> x,
+    void project_in_backward(call_type const& call, token_view<T const> x,
                              dense_weights<T> const& weights, token_view<T> dq, token_view<T> dk,
                              token_view<T> dv, token_view<T> dx,
                              dense_gradients<T> const& gradients) const {
+        auto const queue = queue_of_call<space_type>(call);
         if constexpr (detail::takes_weights<Epilogue>) {
             auto const elements = static_cast<std::size_t>(dq.size() + dk.size());
             auto* const memory =
-                reinterpret_cast<T*>(again_.memory.reserve(elements * sizeof(T)).data());
+                reinterpret_cast<T*>(memory_.again.reserve(elements * sizeof(T), queue).data());
             token_view<T> const q(memory, dq.extents), k(memory + dq.size(), dk.extents);
-            multiply(x, weights.q, weights.q_bias, q);
-            multiply(x, weights.k, weights.k_bias, k);
-            epilogue_.backward(call, weights, q, k, dq, dk, gradients);
+            multiply(queue, x, weights.q, weights.q_bias, q);
+            multiply(queue, x, weights.k, weights.k_bias, k);
+            epilogue_.backward(call, weights, q, k, dq, dk);
+            add_rows_of<T>(queue, gradients.q_norm, q);
+            add_rows_of<T>(queue, gradients.k_norm, k);
         } else {
             epilogue_.backward(call, dq, dk);
         }
-        multiply_back<T>(dq, weights.q, T(0), dx);
-        multiply_back<T>(dk, weights.k, T(1), dx);
-        multiply_back<T>(dv, weights.v, T(1), dx);
-        accumulate<T>(x, dq, gradients.q, gradients.q_bias);
-        accumulate<T>(x, dk, gradients.k, gradients.k_bias);
-        accumulate<T>(x, dv, gradients.v, gradients.v_bias);
+        multiply_back<T>(queue, dq, weights.q, T(0), dx);
+        multiply_back<T>(queue, dk, weights.k, T(1), dx);
+        multiply_back<T>(queue, dv, weights.v, T(1), dx);
+        accumulate<T>(queue, x, dq, gradients.q, gradients.q_bias);
+        accumulate<T>(queue, x, dk, gradients.k, gradients.k_bias);
+        accumulate<T>(queue, x, dv, gradients.v, gradients.v_bias);
     }
 
     /// Step 6: o [B, s, Hq, Dv] -> y [B, s, C].
     template <class T>
         requires gemm_for<Gemm, T>
-    void project_out(projection_call const&, token_view<T const> o, dense_weights<T> const& weights,
+    void project_out(call_type const& call, token_view<T const> o, dense_weights<T> const& weights,
                      token_view<T> y) const {
-        multiply(o, weights.o, weights.o_bias, y);
+        multiply(queue_of_call<space_type>(call), o, weights.o, weights.o_bias, y);
     }
 
     /// dy [B, s, C] -> dout [B, s, Hq, Dv], overwritten.
     template <class T>
         requires gemm_for<Gemm, T>
-    void project_out_backward(projection_call const&, dense_weights<T> const& weights,
+    void project_out_backward(call_type const& call, dense_weights<T> const& weights,
                               token_view<T const> dy, token_view<T> dout) const {
-        multiply_back<T>(dy, weights.o, T(0), dout);
+        multiply_back<T>(queue_of_call<space_type>(call), dy, weights.o, T(0), dout);
     }
 
     /// The output weight's gradient, added to.
     template <class T>
         requires gemm_for<Gemm, T>
-    void project_out_gradients(projection_call const&, token_view<T const> o,
-                               token_view<T const> dy, dense_gradients<T> const& gradients) const {
-        accumulate<T>(o, dy, gradients.o, gradients.o_bias);
+    void project_out_gradients(call_type const& call, token_view<T const> o, token_view<T const> dy,
+                               dense_gradients<T> const& gradients) const {
+        accumulate<T>(queue_of_call<space_type>(call), o, dy, gradients.o, gradients.o_bias);
     }
 
    private:
-    /// q and k once more. A copy of the projection begins with none.
+    using queue_type = typename space_type::queue;
+
     struct workspace {
-        buffer<space_type> memory{};
+        buffer<space_type> again{};  // q and k once more
+        buffer<space_type> sums{};
         workspace() = default;
         workspace(workspace const&) noexcept {}
         workspace& operator=(workspace const&) noexcept { return *this; }
     };
-    struct no_workspace {};
 
     /// Rows of a view as matrices: one when batch and tokens lie at one stride, else one a sample.
     template <class T>
@@ -192,49 +206,58 @@ class dense {
                 matrix_rows<B>{b.row(i, 0, 0), b.tokens(), columns_b, b.strides[1]});
     }
 
+    template <class T>
+    void product(queue_type queue, gemm_call<T> const& call) const {
+        if constexpr (std::is_same_v<functor_call_t<gemm_call<T>, Gemm>, gemm_call<T>>)
+            gemm_(call);
+        else
+            gemm_(queued<gemm_call<T>, space_type>{call, queue});
+    }
+
     /// out = in W + bias
     template <class T>
-    void multiply(token_view<T const> in, weight_view<T const> const& weight, T const* bias,
-                  token_view<T> out) const {
+    void multiply(queue_type queue, token_view<T const> in, weight_view<T const> const& weight,
+                  T const* bias, token_view<T> out) const {
+        if (bias != nullptr) repeat_row<space_type>(queue, out, bias);
         for_rows(in, out, [&](auto const& a, auto const& c) {
-            for (std::int64_t row = 0; bias != nullptr && row < c.rows; ++row)
-                for (std::int64_t j = 0; j < c.columns; ++j) c.data[row * c.stride + j] = bias[j];
-            gemm_(gemm_call<T>{.m = c.rows,
-                               .n = c.columns,
-                               .k = a.columns,
-                               .a = {a.data, a.stride},
-                               .b = {weight.data, weight.stride, weight.transposed},
-                               .beta = bias != nullptr ? T(1) : T(0),
-                               .c = c.data,
-                               .c_stride = c.stride});
+            product(queue, gemm_call<T>{.m = c.rows,
+                                        .n = c.columns,
+                                        .k = a.columns,
+                                        .a = {a.data, a.stride},
+                                        .b = {weight.data, weight.stride, weight.transposed},
+                                        .beta = bias != nullptr ? T(1) : T(0),
+                                        .c = c.data,
+                                        .c_stride = c.stride});
         });
     }
 
     /// din = beta din + dout W^T
     template <class T>
-    void multiply_back(token_view<T const> dout, weight_view<T const> const& weight, T beta,
-                       token_view<T> din) const {
+    void multiply_back(queue_type queue, token_view<T const> dout,
+                       weight_view<T const> const& weight, T beta, token_view<T> din) const {
         for_rows(dout, din, [&](auto const& a, auto const& c) {
-            gemm_(gemm_call<T>{.m = c.rows,
-                               .n = c.columns,
-                               .k = a.columns,
-                               .a = {a.data, a.stride},
-                               .b = {weight.data, weight.stride, !weight.transposed},
-                               .beta = beta,
-                               .c = c.data,
-                               .c_stride = c.stride});
+            product(queue, gemm_call<T>{.m = c.rows,
+                                        .n = c.columns,
+                                        .k = a.columns,
+                                        .a = {a.data, a.stride},
+                                        .b = {weight.data, weight.stride, !weight.transposed},
+                                        .beta = beta,
+                                        .c = c.data,
+                                        .c_stride = c.stride});
         });
     }
 
     /// dW += in^T dout, dbias += column sums of dout
     template <class T>
-    void accumulate(token_view<T const> in, token_view<T const> dout,
+    void accumulate(queue_type queue, token_view<T const> in, token_view<T const> dout,
                     weight_view<T> const& gradient, T* bias_gradient) const {
+        auto const columns = dout.heads() * dout.dim();
+        add_rows_of<T>(queue, bias_gradient,
+                       {dout.data,
+                        {dout.batch(), dout.tokens(), 1, columns},
+                        {dout.strides[0], dout.strides[1], columns, 1}});
+        if (gradient.data == nullptr) return;
         for_rows(in, dout, [&](auto const& a, auto const& b) {
-            for (std::int64_t row = 0; bias_gradient != nullptr && row < b.rows; ++row)
-                for (std::int64_t j = 0; j < b.columns; ++j)
-                    bias_gradient[j] += b.data[row * b.stride + j];
-            if (gradient.data == nullptr) return;
             auto call = gemm_call<T>{.m = a.columns,
                                      .n = b.columns,
                                      .k = a.rows,
@@ -249,15 +272,19 @@ class dense {
                 call.a = {b.data, b.stride, true};
                 call.b = {a.data, a.stride};
             }
-            gemm_(call);
+            product(queue, call);
         });
+    }
+
+    /// gradient += the sum of the rows, where it is wanted.
+    template <class T>
+    void add_rows_of(queue_type queue, T* gradient, token_view<T const> const& rows) const {
+        if (gradient != nullptr) add_rows<space_type>(queue, memory_.sums, gradient, rows);
     }
 
     [[no_unique_address]] Gemm gemm_;
     [[no_unique_address]] Epilogue epilogue_;
-    [[no_unique_address]] mutable std::conditional_t<detail::takes_weights<Epilogue>, workspace,
-                                                     no_workspace>
-        again_{};
+    mutable workspace memory_{};
 };
 
 }  // namespace ulysses::inline ULYSSES_ABI

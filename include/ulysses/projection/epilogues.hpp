@@ -1,7 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
-#include <ulysses/core/projection.hpp>
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/projection/dense.hpp>
 
@@ -27,38 +26,37 @@ class epilogues {
     explicit constexpr epilogues(First first, Rest... rest)
         : first_(std::move(first)), rest_(std::move(rest)...) {}
 
-    template <class T>
-    void forward(projection_call const& call, token_view<T> q, token_view<T> k) const {
+    template <class T, class Call>
+    void forward(Call const& call, token_view<T> q, token_view<T> k) const {
         first_.forward(call, q, k);
         forward_rest(call, q, k);
     }
-    template <class T>
-    void backward(projection_call const& call, token_view<T> dq, token_view<T> dk) const {
+    template <class T, class Call>
+    void backward(Call const& call, token_view<T> dq, token_view<T> dk) const {
         backward_rest(call, dq, dk);
         first_.backward(call, dq, dk);
     }
 
-    template <class T>
-    void forward(projection_call const& call, dense_weights<T> const& weights, token_view<T> q,
+    template <class T, class Call>
+    void forward(Call const& call, dense_weights<T> const& weights, token_view<T> q,
                  token_view<T> k) const {
         first_.forward(call, weights, q, k);
         forward_rest(call, q, k);
     }
-    template <class T>
-    void backward(projection_call const& call, dense_weights<T> const& weights, token_view<T> q,
-                  token_view<T> k, token_view<T> dq, token_view<T> dk,
-                  dense_gradients<T> const& gradients) const {
+    template <class T, class Call>
+    void backward(Call const& call, dense_weights<T> const& weights, token_view<T> q,
+                  token_view<T> k, token_view<T> dq, token_view<T> dk) const {
         backward_rest(call, dq, dk);
-        first_.backward(call, weights, q, k, dq, dk, gradients);
+        first_.backward(call, weights, q, k, dq, dk);
     }
 
    private:
-    template <class T>
-    void forward_rest(projection_call const& call, token_view<T> q, token_view<T> k) const {
+    template <class T, class Call>
+    void forward_rest(Call const& call, token_view<T> q, token_view<T> k) const {
         std::apply([&](auto const&... each) { (each.forward(call, q, k), ...); }, rest_);
     }
-    template <class T>
-    void backward_rest(projection_call const& call, token_view<T> dq, token_view<T> dk) const {
+    template <class T, class Call>
+    void backward_rest(Call const& call, token_view<T> dq, token_view<T> dk) const {
         auto const from_last = [&]<std::size_t... I>(std::index_sequence<I...>) {
             (std::get<sizeof...(Rest) - 1 - I>(rest_).backward(call, dq, dk), ...);
         };

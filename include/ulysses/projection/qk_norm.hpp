@@ -1,13 +1,16 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/config/macros.hpp>
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/projection.hpp>
+#include <ulysses/core/space.hpp>
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/projection/dense.hpp>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 namespace ulysses::inline ULYSSES_ABI {
@@ -16,10 +19,124 @@ struct qk_norm_options {
     double epsilon = 1e-6;  ///< added to the mean of squares
 };
 
+namespace detail {
+
+/// `Wide` elements that lie on a multiple of their size, read and written together.
+template <class T, int Wide>
+struct alignas(sizeof(T) * Wide) elements_at_once {
+    T at[std::size_t{Wide}];
+};
+
+/// 1 / sqrt(mean(x^2) + epsilon)
+template <int Wide, class T>
+ULYSSES_HD accumulator_t<T> inverse_rms(T const* row, std::int64_t dim, double epsilon) {
+    using sum = accumulator_t<T>;
+    sum squares = 0;
+    for (std::int64_t d = 0; d < dim; d += Wide) {
+        auto const x = *reinterpret_cast<elements_at_once<T, Wide> const*>(row + d);
+        for (int i = 0; i < Wide; ++i)
+            squares += static_cast<sum>(x.at[i]) * static_cast<sum>(x.at[i]);
+    }
+    return sum(1) / std::sqrt(squares / static_cast<sum>(dim) + static_cast<sum>(epsilon));
+}
+
+template <class T>
+ULYSSES_HD accumulator_t<T> gain_of(T const* weight, std::int64_t d) {
+    return weight == nullptr ? accumulator_t<T>(1) : static_cast<accumulator_t<T>>(weight[d]);
+}
+
+/// row = row / rms * weight
+template <int Wide, class T>
+ULYSSES_HD void normalise_row(T* row, T const* weight, std::int64_t dim, double epsilon) {
+    using sum = accumulator_t<T>;
+    auto const inverse = inverse_rms<Wide>(row, dim, epsilon);
+    for (std::int64_t d = 0; d < dim; d += Wide) {
+        auto& x = *reinterpret_cast<elements_at_once<T, Wide>*>(row + d);
+        auto y = x;
+        for (int i = 0; i < Wide; ++i)
+            y.at[i] = static_cast<T>(static_cast<sum>(y.at[i]) * inverse * gain_of(weight, d + i));
+        x = y;
+    }
+}
+
+/// With n = x / rms and g = dy * weight: dx = (g - n * mean(g * n)) / rms, in place of dy, and
+/// dy * n, what the row adds to the weight's gradient, in place of x.
+template <int Wide, class T>
+ULYSSES_HD void normalise_row_backward(T* row, T* d_row, T const* weight, std::int64_t dim,
+                                       double epsilon) {
+    using sum = accumulator_t<T>;
+    using elements = elements_at_once<T, Wide>;
+    auto const inverse = inverse_rms<Wide>(static_cast<T const*>(row), dim, epsilon);
+    sum mean = 0;
+    for (std::int64_t d = 0; d < dim; d += Wide) {
+        auto const x = *reinterpret_cast<elements const*>(row + d);
+        auto const dy = *reinterpret_cast<elements const*>(d_row + d);
+        for (int i = 0; i < Wide; ++i)
+            mean += static_cast<sum>(dy.at[i]) * gain_of(weight, d + i) *
+                    (static_cast<sum>(x.at[i]) * inverse);
+    }
+    mean /= static_cast<sum>(dim);
+    for (std::int64_t d = 0; d < dim; d += Wide) {
+        auto x = *reinterpret_cast<elements const*>(row + d);
+        auto dy = *reinterpret_cast<elements const*>(d_row + d);
+        for (int i = 0; i < Wide; ++i) {
+            auto const normal = static_cast<sum>(x.at[i]) * inverse;
+            auto const gradient = static_cast<sum>(dy.at[i]);
+            x.at[i] = static_cast<T>(gradient * normal);
+            dy.at[i] =
+                static_cast<T>((gradient * gain_of(weight, d + i) - normal * mean) * inverse);
+        }
+        *reinterpret_cast<elements*>(row + d) = x;
+        *reinterpret_cast<elements*>(d_row + d) = dy;
+    }
+}
+
+/// All rows of a view, for a space that runs them; of elements T, strides in elements.
+struct norm_rows {
+    void* rows;
+    void* gradients;  ///< dy; null: forward
+    void const* weight;
+    std::int64_t extents[3], strides[3], gradient_strides[3];  ///< batch, token, head
+    std::int64_t dim;
+    double epsilon;
+
+    std::int64_t count() const { return extents[0] * extents[1] * extents[2]; }
+
+    /// Whether rows begin on a multiple of so many bytes, and end on one.
+    bool aligned(std::int64_t bytes, std::int64_t element) const {
+        auto bits = reinterpret_cast<std::uintptr_t>(rows) |
+                    reinterpret_cast<std::uintptr_t>(gradients) |
+                    static_cast<std::uintptr_t>(dim * element);
+        for (int axis = 0; axis < 3; ++axis) {
+            if (extents[axis] <= 1) continue;
+            bits |= static_cast<std::uintptr_t>(strides[axis] * element);
+            if (gradients != nullptr)
+                bits |= static_cast<std::uintptr_t>(gradient_strides[axis] * element);
+        }
+        return bits % static_cast<std::uintptr_t>(bytes) == 0;
+    }
+
+    template <int Wide, class T>
+    ULYSSES_HD void row(std::int64_t b, std::int64_t token, std::int64_t head) const {
+        auto const place = [&](std::int64_t const(&s)[3]) {
+            return b * s[0] + token * s[1] + head * s[2];
+        };
+        auto* const x = static_cast<T*>(rows) + place(strides);
+        auto const* const gain = static_cast<T const*>(weight);
+        if (gradients == nullptr)
+            normalise_row<Wide>(x, gain, dim, epsilon);
+        else
+            normalise_row_backward<Wide>(x, static_cast<T*>(gradients) + place(gradient_strides),
+                                         gain, dim, epsilon);
+    }
+};
+
+}  // namespace detail
+
 /// An epilogue of `dense` that normalises each head's row of q and of k by its root mean square and
 /// multiplies it by learned weights, `dense_weights::q_norm` and `k_norm`, the same for all heads:
-/// y = x / sqrt(mean(x^2) + epsilon) * weight. Sums are in `accumulator_t<T>`. Where it is used,
-/// backward projects q and k once more.
+/// y = x / sqrt(mean(x^2) + epsilon) * weight. Sums are in `accumulator_t<T>`; what each row
+/// adds to the weights' gradients is rounded to T. Where it is used, backward projects q and k once more.
 ///
 /// *Thread safety*: immutable. *Source*: Zhang and Sennrich, "Root Mean Square Layer Normalization"
 /// (2019); Henry et al., "Query-Key Normalization for Transformers" (2020).
@@ -35,79 +152,45 @@ class qk_norm {
                   epsilon_);
     }
 
-    template <element T>
-    void forward(projection_call const&, dense_weights<T> const& weights, token_view<T> q,
+    template <element T, class Call>
+    void forward(Call const& call, dense_weights<T> const& weights, token_view<T> q,
                  token_view<T> k) const {
-        normalise<T>(q, weights.q_norm);
-        normalise<T>(k, weights.k_norm);
+        run<T>(call, q, nullptr, weights.q_norm);
+        run<T>(call, k, nullptr, weights.k_norm);
     }
 
-    /// q and k as they were before forward; dq and dk in place.
-    template <element T>
-    void backward(projection_call const&, dense_weights<T> const& weights, token_view<T> q,
-                  token_view<T> k, token_view<T> dq, token_view<T> dk,
-                  dense_gradients<T> const& gradients) const {
-        turn_back<T>(q, weights.q_norm, dq, gradients.q_norm);
-        turn_back<T>(k, weights.k_norm, dk, gradients.k_norm);
+    /// q and k as they were before forward, and what their rows add to the weights' gradients after;
+    /// dq and dk in place.
+    template <element T, class Call>
+    void backward(Call const& call, dense_weights<T> const& weights, token_view<T> q,
+                  token_view<T> k, token_view<T> dq, token_view<T> dk) const {
+        run<T>(call, q, &dq, weights.q_norm);
+        run<T>(call, k, &dk, weights.k_norm);
     }
 
    private:
-    template <class T>
-    using sum_type = accumulator_t<T>;
-
-    template <class T, class Use>
-    static void for_rows(token_view<T> const& x, Use const& use) {
-        for (std::int64_t b = 0; b < x.batch(); ++b)
-            for (std::int64_t s = 0; s < x.tokens(); ++s)
-                for (std::int64_t h = 0; h < x.heads(); ++h) use(b, s, h);
-    }
-
-    template <class T>
-    sum_type<T> inverse_of(T const* row, std::int64_t dims) const {
-        using sum = sum_type<T>;
-        sum squares = 0;
-        for (std::int64_t d = 0; d < dims; ++d)
-            squares += static_cast<sum>(row[d]) * static_cast<sum>(row[d]);
-        return sum(1) / std::sqrt(squares / static_cast<sum>(dims) + static_cast<sum>(epsilon_));
-    }
-
-    template <class T>
-    void normalise(token_view<T> const& x, T const* weight) const {
-        using sum = sum_type<T>;
-        for_rows(x, [&](std::int64_t b, std::int64_t s, std::int64_t h) {
-            auto* const row = x.row(b, s, h);
-            auto const inverse = inverse_of(row, x.dim());
-            for (std::int64_t d = 0; d < x.dim(); ++d) {
-                auto const gain = weight == nullptr ? sum(1) : static_cast<sum>(weight[d]);
-                row[d] = static_cast<T>(static_cast<sum>(row[d]) * inverse * gain);
-            }
-        });
-    }
-
-    /// With n = x / rms and g = dy * weight: dweight += dy * n, dx = (g - n * mean(g * n)) / rms.
-    template <class T>
-    void turn_back(token_view<T> const& x, T const* weight, token_view<T> const& dy,
-                   T* gradient) const {
-        using sum = sum_type<T>;
-        for_rows(x, [&](std::int64_t b, std::int64_t s, std::int64_t h) {
-            auto const* const row = x.row(b, s, h);
-            auto* const d_row = dy.row(b, s, h);
-            auto const inverse = inverse_of(row, x.dim());
-            auto const normal = [&](std::int64_t d) { return static_cast<sum>(row[d]) * inverse; };
-            auto const weighted = [&](std::int64_t d) {
-                auto const gain = weight == nullptr ? sum(1) : static_cast<sum>(weight[d]);
-                return static_cast<sum>(d_row[d]) * gain;
-            };
-            sum mean = 0;
-            for (std::int64_t d = 0; d < x.dim(); ++d) mean += weighted(d) * normal(d);
-            mean /= static_cast<sum>(x.dim());
-            for (std::int64_t d = 0; d < x.dim(); ++d) {
-                if (gradient != nullptr)
-                    gradient[d] = static_cast<T>(static_cast<sum>(gradient[d]) +
-                                                 static_cast<sum>(d_row[d]) * normal(d));
-                d_row[d] = static_cast<T>((weighted(d) - normal(d) * mean) * inverse);
-            }
-        });
+    template <class T, class Call>
+    void run(Call const& call, token_view<T> const& x, token_view<T> const* dy,
+             T const* weight) const {
+        detail::norm_rows work{};
+        work.rows = x.data;
+        work.weight = weight;
+        for (std::size_t axis = 0; axis < 3; ++axis) {
+            work.extents[axis] = x.extents[axis];
+            work.strides[axis] = x.strides[axis];
+            if (dy != nullptr) work.gradient_strides[axis] = dy->strides[axis];
+        }
+        if (dy != nullptr) work.gradients = dy->data;
+        work.dim = x.dim();
+        work.epsilon = epsilon_;
+        using space = space_of_call_t<Call>;
+        if constexpr (runs_work<space, detail::norm_rows>) {
+            space::run(call.queue, dtype_of<T>, work);
+        } else {
+            for (std::int64_t b = 0; b < x.batch(); ++b)
+                for (std::int64_t s = 0; s < x.tokens(); ++s)
+                    for (std::int64_t h = 0; h < x.heads(); ++h) work.row<1, T>(b, s, h);
+        }
     }
 
     double epsilon_;

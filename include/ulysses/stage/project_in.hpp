@@ -17,8 +17,11 @@ queued<projection_call, Space> projection_call_of(sequence const& step, int rank
     auto const position = [](void const* orders, int r, std::int64_t token) {
         return static_cast<token_orders const*>(orders)->position(r, token);
     };
-    return {{{&step.queries(), rank, position},
-             {&step.keys(), rank, position},
+    auto const run = [](void const* orders, int r, std::int64_t token) {
+        return static_cast<token_orders const*>(orders)->run_from(r, token);
+    };
+    return {{{&step.queries(), rank, position, run},
+             {&step.keys(), rank, position, run},
              step.visible({}),
              step.packed().has_past()},
             queue};
