@@ -55,8 +55,9 @@ includes = [first("cudnn_frontend.h", *below("include")),
 if MAJOR is None:
     includes.append(first("cuda_runtime_api.h", *below("nvidia/cu13/include", "nvidia/cuda_runtime/include")))
 # cuDNN looks it up while it makes plans, and ends the process where there is none.
-places = [package / "nvidia/cublas/lib" for package in PACKAGES]
-places += [root / lib for root in SYSTEM for lib in ("lib64", "lib", "lib/x86_64-linux-gnu")]
+places = [root / lib for root in SYSTEM for lib in ("lib64", "lib", "lib/x86_64-linux-gnu")]
+if libraries.parts[-3:] == ("nvidia", "cudnn", "lib"):
+    places = [libraries.parent.parent / "cublas/lib"]
 if not any(found for place in places for found in place.glob("libcublasLt.so.*")):
     sys.exit("no libcublasLt.so for cuDNN")
 print(libraries / "libcudnn.so.9")
