@@ -21,6 +21,7 @@ struct result {
     std::string against;   ///< what it is compared with, measured in the same rounds
     double ratio = 0;      ///< value over that of `against`; 0: compared with nothing
     std::string target{};  ///< the ratio aimed at, with its direction: ">= 0.75"; empty: none
+    bool measured = true;  ///< else `against` says why not
 };
 
 struct bench_options {

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// usage: cudnn [--json FILE]
-// cuDNN's functor on the current device: what its options compute against the formula in double, how far
-// off of what is allowed, then how fast it is. Exits with 1 where something is off, with 3 without a device.
 
-#include <ulysses/adapters/cudnn.hpp>
+#include "engine.hpp"
+#include "layers.hpp"
+#include "sections.hpp"
+
 #include <ulysses/attention/reference.hpp>
 
 #include "../../tests/attention/problem.hpp"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <span>
@@ -24,58 +23,47 @@
 #include <utility>
 #include <vector>
 
+/// cuDNN's functor: what its options compute against the formula in double, as a part of what is allowed;
+/// how fast it is; and a causal forward of a million tokens.
+namespace ulysses_bench {
+
+namespace {
+
 namespace uly = ulysses;
 using attention_test::operand;
 using attention_test::problem;
 using attention_test::sizes;
 
-namespace {
-
-void expect(cudaError_t result) { uly::detail::expect_cuda(result, "bench"); }
-
 /// Device memory with the bytes of a vector, given back to it by `fetch`.
 template <class T>
 class mirror {
    public:
-    explicit mirror(std::vector<T>& host) : host_(host) {
-        expect(cudaMalloc(&device_, std::max<std::size_t>(bytes(), 1)));
-        expect(cudaMemcpy(device_, host.data(), bytes(), cudaMemcpyHostToDevice));
+    mirror(stream_owner const& stream, std::vector<T>& host)
+        : host_(host), device_(stream.get(), static_cast<std::int64_t>(host.size())) {
+        if (!host.empty()) device_.put(host);
     }
-    mirror(mirror const&) = delete;
-    mirror& operator=(mirror const&) = delete;
-    ~mirror() { cudaFree(device_); }
-
-    T* data() const { return static_cast<T*>(device_); }
+    T* data() const { return device_.data(); }
     void fetch() const {
-        expect(cudaMemcpy(host_.data(), device_, bytes(), cudaMemcpyDeviceToHost));
+        if (!host_.empty()) device_.get(host_);
     }
     std::span<T> span() const { return {data(), host_.size()}; }
 
    private:
-    std::size_t bytes() const { return host_.size() * sizeof(T); }
     std::vector<T>& host_;
-    void* device_ = nullptr;
+    device_array<T> device_;
 };
 
 /// A problem's operands on the device, and the calls on them.
 template <class T>
 struct device_problem {
     problem<T>& p;
-    mirror<T> q{p.q.memory}, k{p.k.memory}, v{p.v.memory}, o{p.o.memory}, dout{p.dout.memory},
-        dq{p.dq.memory};
-    mirror<float> lse{p.lse.memory}, dk{p.dk.memory}, dv{p.dv.memory};
-    mirror<float> slopes{p.slopes}, sinks{p.sinks}, bias{p.bias}, dsinks{p.dsinks}, dbias{p.dbias};
-    cudaStream_t stream = nullptr;
-    void* workspace = nullptr;
-    std::size_t workspace_bytes = 0;
-
-    explicit device_problem(problem<T>& on) : p(on) { expect(cudaStreamCreate(&stream)); }
-    device_problem(device_problem const&) = delete;
-    device_problem& operator=(device_problem const&) = delete;
-    ~device_problem() {
-        cudaFree(workspace);
-        cudaStreamDestroy(stream);
-    }
+    stream_owner stream{};
+    mirror<T> q{stream, p.q.memory}, k{stream, p.k.memory}, v{stream, p.v.memory},
+        o{stream, p.o.memory}, dout{stream, p.dout.memory}, dq{stream, p.dq.memory};
+    mirror<float> lse{stream, p.lse.memory}, dk{stream, p.dk.memory}, dv{stream, p.dv.memory};
+    mirror<float> slopes{stream, p.slopes}, sinks{stream, p.sinks}, bias{stream, p.bias},
+        dsinks{stream, p.dsinks}, dbias{stream, p.dbias};
+    std::unique_ptr<device_array<std::byte>> workspace{};
 
     template <class U, class V>
     static uly::head_view<U> view(operand<V> const& like, mirror<V> const& memory) {
@@ -85,21 +73,20 @@ struct device_problem {
     uly::queued<uly::attention_call, uly::cuda_space> call() {
         uly::queued<uly::attention_call, uly::cuda_space> result;
         static_cast<uly::attention_call&>(result) = p.call();
-        result.queue.stream = stream;
+        result.queue.stream = stream.get();
         if (!p.slopes.empty()) result.slopes = slopes.span();
         if (!p.sinks.empty()) result.sinks = sinks.span();
         if (!p.bias.empty()) result.bias = {static_cast<float const*>(bias.data()), p.bias_extents};
-        result.workspace = {static_cast<std::byte*>(workspace), workspace_bytes};
+        if (workspace) result.workspace = {workspace->data(), workspace->bytes()};
         return result;
     }
     void reserve(std::size_t bytes) {
-        if (bytes <= workspace_bytes) return;
-        cudaFree(workspace);
-        expect(cudaMalloc(&workspace, bytes));
-        workspace_bytes = bytes;
+        if (workspace && bytes <= workspace->bytes()) return;
+        workspace = std::make_unique<device_array<std::byte>>(stream.get(),
+                                                              static_cast<std::int64_t>(bytes));
     }
 
-    void forward(uly::cudnn_attention const& attention) {
+    void forward(sdpa_type const& attention) {
         auto const run = [&](auto const& with) {
             with(call(), view<T const>(p.q, q), view<T const>(p.k, k), view<T const>(p.v, v),
                  view<T>(p.o, o), view<float>(p.lse, lse));
@@ -107,7 +94,7 @@ struct device_problem {
         run([&](auto const&... given) { reserve(attention.prepare(given...)); });
         run([&](auto const&... given) { attention.forward(given...); });
     }
-    void backward(uly::cudnn_attention const& attention) {
+    void backward(sdpa_type const& attention) {
         uly::attention_backward_views<T> views{
             view<T const>(p.q, q),       view<T const>(p.k, k),
             view<T const>(p.v, v),       view<T const>(p.o, o),
@@ -120,7 +107,6 @@ struct device_problem {
         attention.backward(call(), views);
     }
     void fetch() {
-        expect(cudaStreamSynchronize(stream));
         o.fetch(), lse.fetch(), dq.fetch(), dk.fetch(), dv.fetch(), dsinks.fetch(), dbias.fetch();
     }
 };
@@ -211,16 +197,18 @@ std::vector<option> options() {
     };
 }
 
-/// One option's largest errors as parts of what is allowed; a text where cuDNN has no such plan.
+/// One option's largest error as a part of what is allowed, and of what; a text where cuDNN has no such plan.
 struct outcome {
-    std::string name, refused;
-    std::array<double, 7> parts{};  // o, lse, dq, dk, dv, dsinks, dbias
-    bool right() const {
-        return std::all_of(parts.begin(), parts.end(), [](double part) { return part <= 1; });
+    std::string refused{};
+    double part = 0;
+    std::string_view worst = "o";
+
+    void take(std::string_view of, double seen) {
+        if (!(seen <= part)) part = seen, worst = of;
     }
 };
 
-outcome compare(uly::cudnn_engine& engine, option const& asked, bool backward) {
+outcome compare(engine_type& engine, option const& asked, bool backward) {
     sizes size{.batch = 2,
                .tokens = 384,
                .keys = 384,
@@ -236,8 +224,8 @@ outcome compare(uly::cudnn_engine& engine, option const& asked, bool backward) {
     auto p = attention_test::random_problem<uly::bf16>(random, size);
     if (asked.scores) asked.scores(p);
     attention_test::copy_scores(p, p);
-    outcome result{asked.name, {}, {}};
-    uly::cudnn_attention const attention(engine, asked.options);
+    outcome result;
+    sdpa_type const attention(engine, asked.options);
     try {
         device_problem<uly::bf16> on(p);
         on.forward(attention);
@@ -260,26 +248,25 @@ outcome compare(uly::cudnn_engine& engine, option const& asked, bool backward) {
     auto const worst = [](std::vector<float> const& x, std::vector<double> const& y) {
         double largest = 0;
         for (std::size_t i = 0; i < x.size(); ++i)
-            largest = std::max(largest, std::fabs(static_cast<double>(x[i]) - y[i]));
+            if (auto const off = std::fabs(static_cast<double>(x[i]) - y[i]); !(off <= largest))
+                largest = off;
         return largest;
     };
     // P and dS are rounded to bf16 between products: half a step of each, of sums of up to 1.
     constexpr double product = 4 * 0x1p-8;
-    result.parts[0] = largest_difference(p.o, exact.o) / (allowed.o + product);
-    result.parts[1] = largest_difference(p.lse, exact.lse) / (allowed.lse + 1e-5);
+    result.take("o", largest_difference(p.o, exact.o) / (allowed.o + product));
+    result.take("lse", largest_difference(p.lse, exact.lse) / (allowed.lse + 1e-5));
     if (!backward) return result;
-    result.parts[2] = largest_difference(p.dq, exact.dq) / (allowed.dq + product);
-    result.parts[3] =
-        largest_difference(p.dk, exact.dk) / (allowed.dk + rounding(exact.dk) + product);
-    result.parts[4] =
-        largest_difference(p.dv, exact.dv) / (allowed.dv + rounding(exact.dv) + product);
-    result.parts[5] = worst(p.dsinks, exact.dsinks) / (allowed.dsinks + product);
-    result.parts[6] = worst(p.dbias, exact.dbias) / (allowed.dbias + product);
+    result.take("dq", largest_difference(p.dq, exact.dq) / (allowed.dq + product));
+    result.take("dk", largest_difference(p.dk, exact.dk) / (allowed.dk + rounding(exact.dk) + product));
+    result.take("dv", largest_difference(p.dv, exact.dv) / (allowed.dv + rounding(exact.dv) + product));
+    result.take("dsinks", worst(p.dsinks, exact.dsinks) / (allowed.dsinks + product));
+    result.take("dbias", worst(p.dbias, exact.dbias) / (allowed.dbias + product));
     return result;
 }
 
 /// Dropout's masks are cuDNN's own: with values of 1 an output is, on average, 1, and a call repeats.
-bool dropout_is_right(uly::cudnn_engine& engine) {
+bool dropout_is_right(engine_type& engine) {
     sizes const size{.batch = 1,
                      .tokens = 1024,
                      .keys = 1024,
@@ -294,7 +281,7 @@ bool dropout_is_right(uly::cudnn_engine& engine) {
     auto p = attention_test::random_problem<uly::bf16>(random, size);
     std::fill(p.v.memory.begin(), p.v.memory.end(), uly::bf16(1.0f));
     p.dropout = {0.25, {.seed = 5}};
-    uly::cudnn_attention const attention(engine);
+    sdpa_type const attention(engine);
     std::array<double, 2> means{};
     for (auto& mean : means) {
         device_problem<uly::bf16> on(p);
@@ -306,18 +293,19 @@ bool dropout_is_right(uly::cudnn_engine& engine) {
     return std::fabs(means[0] - 1) < 0.01 && means[0] == means[1];
 }
 
-/// Milliseconds on the device and microseconds on the host of a call, forward and backward.
+/// Milliseconds on the device and microseconds on the host of a call.
 struct timing {
-    std::int64_t tokens;
-    double forward_ms, backward_ms, forward_host_us, backward_host_us;
-    /// Causal: half of 4 S^2 D operations a head forward, 2.5 times that backward.
-    double tflops(double ms, double factor) const {
-        auto const s = static_cast<double>(tokens);
-        return factor * 2 * s * s * 128 * 8 / (ms * 1e9);
-    }
+    double ms, host_us;
 };
 
-timing measure(uly::cudnn_engine& engine, std::int64_t tokens) {
+/// Causal: half of 4 S^2 D operations a head forward, 2.5 times that backward.
+double tflops(std::int64_t tokens, std::int64_t heads, double ms, double factor) {
+    auto const s = static_cast<double>(tokens);
+    return factor * 2 * s * s * 128 * static_cast<double>(heads) / (ms * 1e9);
+}
+
+void measure_speed(std::vector<result>& rows, engine_type& engine, std::int64_t tokens,
+                   bool quick) {
     sizes const size{.batch = 1,
                      .tokens = tokens,
                      .keys = tokens,
@@ -331,104 +319,176 @@ timing measure(uly::cudnn_engine& engine, std::int64_t tokens) {
                      .scale = 0.0883};
     std::mt19937_64 random{1};
     auto p = attention_test::random_problem<uly::bf16>(random, size);
-    uly::cudnn_attention const attention(engine);
+    sdpa_type const attention(engine);
     device_problem<uly::bf16> on(p);
-    cudaEvent_t begun = nullptr, done = nullptr;
-    expect(cudaEventCreate(&begun));
-    expect(cudaEventCreate(&done));
     auto const timed = [&](auto const& call) {
-        constexpr int calls = 10;
-        for (int i = 0; i < 3; ++i) call();
-        expect(cudaStreamSynchronize(on.stream));
-        expect(cudaEventRecord(begun, on.stream));
+        int const calls = quick ? 1 : 10;
+        for (int i = 0; i < (quick ? 1 : 3); ++i) call();
+        on.stream.wait();
+        event_pair const events;
+        events.begin(on.stream);
         auto const before = std::chrono::steady_clock::now();
         for (int i = 0; i < calls; ++i) call();
         std::chrono::duration<double, std::micro> const host =
             std::chrono::steady_clock::now() - before;
-        expect(cudaEventRecord(done, on.stream));
-        expect(cudaEventSynchronize(done));
-        float ms = 0;
-        expect(cudaEventElapsedTime(&ms, begun, done));
-        return std::pair(static_cast<double>(ms) / calls, host.count() / calls);
+        return timing{events.end(on.stream) / calls, host.count() / calls};
     };
-    auto const [forward, forward_host] = timed([&] { on.forward(attention); });
-    auto const [backward, backward_host] = timed([&] { on.backward(attention); });
-    cudaEventDestroy(begun);
-    cudaEventDestroy(done);
-    return {tokens, forward, backward, forward_host, backward_host};
+    auto const add = [&](std::string_view pass, double factor, timing const& took) {
+        auto const name = uly::concat("cuDNN ", pass, ", ", tokens, " tokens");
+        rows.push_back({name, tflops(tokens, 8, took.ms, factor), "TFLOP/s",
+                        uly::concat("causal, 8 heads of 128, 2 kv; ", took.ms, " ms")});
+        rows.push_back({name + ", host time", took.host_us, "us", ""});
+    };
+    add("forward", 1, timed([&] { on.forward(attention); }));
+    add("backward", 2.5, timed([&] { on.backward(attention); }));
+}
+
+/// A million tokens ------------------------------------------------------------------------------
+
+/// Values that repeat after a prime number of elements; queries are large, so that few keys count.
+constexpr std::int64_t period = 1000003;
+uly::bf16 long_value(std::size_t operand, std::int64_t index) {
+    auto const value = value_of(operand, index % period);
+    return uly::bf16(operand == 0 ? 12 * value : value);
+}
+
+/// o of one row and head in double.
+std::vector<double> exact_row(std::int64_t row, std::int64_t head, std::int64_t heads) {
+    constexpr std::int64_t dim = 128;
+    std::array<std::vector<double>, 3> values;
+    for (std::size_t i = 0; i < 3; ++i)
+        for (std::int64_t j = 0; j < period; ++j)
+            values[i].push_back(static_cast<double>(static_cast<float>(long_value(i, j))));
+    auto const at = [&](std::size_t i, std::int64_t index) {
+        return values[i][static_cast<std::size_t>(index % period)];
+    };
+    std::vector<double> scores, o(dim);
+    for (std::int64_t j = 0; j <= row; ++j) {
+        double sum = 0;
+        for (std::int64_t d = 0; d < dim; ++d)
+            sum += at(0, (row * heads + head) * dim + d) * at(1, j * dim + d);
+        scores.push_back(sum / std::sqrt(static_cast<double>(dim)));
+    }
+    auto const most = *std::ranges::max_element(scores);
+    double total = 0;
+    for (std::int64_t j = 0; j <= row; ++j) {
+        auto const weight = std::exp(scores[static_cast<std::size_t>(j)] - most);
+        total += weight;
+        if (weight < 1e-12) continue;
+        for (std::int64_t d = 0; d < dim; ++d)
+            o[static_cast<std::size_t>(d)] += weight * at(2, j * dim + d);
+    }
+    for (auto& each : o) each /= total;
+    return o;
+}
+
+/// Causal attention of 8 heads with one key-value head over ranks that share the device.
+void measure_long(std::vector<result>& rows, int ranks, bool quick) {
+    constexpr std::int64_t heads = 8, dim = 128;
+    std::int64_t const tokens = quick ? 128 : 1048576;
+    uly::shape const layer{
+        .heads = heads, .kv_heads = 1, .head_dim = dim, .mask = uly::mask::causal};
+    auto const name = uly::concat(tokens, " tokens, causal, ", ranks, " ranks");
+    std::vector<double> taken(static_cast<std::size_t>(ranks)), off(taken);
+    auto const body = [&](ranks_type const& each) {
+        engine_type engine;
+        auto const stream = each.queue().stream;
+        auto const [first, count] = share(tokens, each.rank(), each.size());
+        std::array<std::int64_t, 4> const columns{heads * dim, dim, dim, heads * dim};
+        std::vector<std::unique_ptr<device_array<uly::bf16>>> memory;
+        for (std::size_t i = 0; i < 4; ++i) {
+            auto const elements = count * columns[i];
+            memory.push_back(std::make_unique<device_array<uly::bf16>>(stream, elements));
+            if (i == 3) break;
+            std::vector<uly::bf16> part(
+                static_cast<std::size_t>(std::min<std::int64_t>(period, elements)));
+            for (std::int64_t j = 0; j < static_cast<std::int64_t>(part.size()); ++j)
+                part[static_cast<std::size_t>(j)] = long_value(i, first * columns[i] + j);
+            for (std::int64_t done = 0; done < elements; done += period)
+                memory[i]->put(
+                    std::span(part).first(
+                        static_cast<std::size_t>(std::min(period, elements - done))),
+                    done);
+        }
+        auto const operand = [&](std::size_t i) {
+            return device_operand<uly::bf16>{memory[i]->data(), {1, count, columns[i] / dim, dim}};
+        };
+        uly::pipeline whole{each, uly::sequence_local{}, sdpa_type(engine), layer};
+        auto const step = uly::sequence::of(1, shares(tokens, ranks));
+        auto& seconds = taken[static_cast<std::size_t>(each.rank())];
+        // The second call has its plans, windows and memory.
+        for (int call = 0; call < 2; ++call) {
+            each.host().fence({});
+            auto const start = std::chrono::steady_clock::now();
+            whole.attend(step, operand(0), operand(1), operand(2), operand(3));
+            uly::detail::expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+            each.host().fence({});
+            seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        }
+        if (each.rank() != 0 && each.rank() + 1 != each.size()) return;
+        auto const head = each.rank() == 0 ? 0 : heads - 1, row = count - 1;
+        auto const exact = exact_row(first + row, head, heads);
+        std::vector<uly::bf16> all(static_cast<std::size_t>(count * columns[3]));
+        memory[3]->get(all);
+        auto& largest = off[static_cast<std::size_t>(each.rank())];
+        for (std::int64_t d = 0; d < dim; ++d) {
+            auto const seen = static_cast<float>(
+                all[static_cast<std::size_t>((row * heads + head) * dim + d)]);
+            auto const differs =
+                std::fabs(static_cast<double>(seen) - exact[static_cast<std::size_t>(d)]);
+            if (!(differs <= largest)) largest = differs;
+        }
+    };
+    try {
+        on_threads(ranks, {}, body);
+    } catch (uly::error const& failure) {
+        if (failure.code() != uly::errc::out_of_memory) throw;
+        rows.push_back(not_measured(name, "memory is short"));
+        return;
+    }
+    auto const seconds = *std::ranges::max_element(taken);
+    rows.push_back({name, tflops(tokens, heads, seconds * 1e3, 1), "TFLOP/s",
+                    uly::concat("8 heads of 128, 1 kv, bf16; ", seconds, " s")});
+    // P is rounded to bf16, as is o.
+    constexpr double allowed = 4 * 0x1p-8;
+    auto const worst = std::ranges::any_of(off, [](double x) { return !(x <= 1e30); })
+                           ? std::nan("")
+                           : *std::ranges::max_element(off);
+    rows.push_back({name + ": difference", worst / allowed, "parts",
+                    "fp64 on the host, two rows: what is allowed", worst / allowed, "<= 1"});
 }
 
 }  // namespace
 
-int main(int count, char** arguments) {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        std::printf("skipped: there is no device of CUDA here\n");
-        return 3;
-    }
-    std::FILE* json = nullptr;
-    if (count == 3 && std::string_view(arguments[1]) == "--json")
-        json = std::fopen(arguments[2], "w");
-    uly::cudnn_engine engine;
-    auto right = true;
-    std::printf("errors as parts of what is allowed\n%-34s %6s %6s %6s %6s %6s %6s %6s\n", "option",
-                "o", "lse", "dq", "dk", "dv", "dsinks", "dbias");
-    if (json != nullptr) std::fprintf(json, "{\"options\": {");
-    auto first = true;
-    for (auto const& asked : options())
-        for (auto const backward : {false, true}) {
-            auto const result = compare(engine, asked, backward);
-            // Forward alone is shown where there is no backward.
-            if (!backward && result.refused.empty()) {
-                if (compare(engine, asked, true).refused.empty()) continue;
+void measure_cudnn(std::vector<result>& rows, bool quick) {
+    engine_type engine;
+    auto const all = options();
+    for (std::size_t i = 0; i < all.size(); i += quick ? 9 : 1)
+        section(rows, "cuDNN, " + all[i].name, [&] {
+            auto name = "cuDNN, " + all[i].name;
+            auto seen = compare(engine, all[i], true);
+            if (!seen.refused.empty()) {
+                rows.push_back(not_measured(name + ", backward", seen.refused));
+                seen = compare(engine, all[i], false);
+                name += ", forward";
             }
-            auto const name = asked.name + (backward ? "" : ", forward");
-            if (!result.refused.empty()) {
-                std::printf("%-34s %s\n", name.c_str(), result.refused.c_str());
-            } else {
-                right = right && result.right();
-                std::printf("%-34s", name.c_str());
-                for (auto const part : result.parts) std::printf(" %6.3f", part);
-                std::printf("%s\n", result.right() ? "" : "  OFF");
-            }
-            if (json != nullptr) {
-                std::fprintf(json, "%s\n  \"%s\": ", first ? "" : ",", name.c_str());
-                if (result.refused.empty()) {
-                    std::fprintf(json, "[");
-                    for (std::size_t i = 0; i < result.parts.size(); ++i)
-                        std::fprintf(json, "%s%.4g", i == 0 ? "" : ", ", result.parts[i]);
-                    std::fprintf(json, "]");
-                } else {
-                    std::fprintf(json, "null");
-                }
-                first = false;
-            }
-        }
-    auto const dropout = dropout_is_right(engine);
-    right = right && dropout;
-    std::printf("%-34s %s\n", "dropout: means, and repeats", dropout ? "right" : "OFF");
-    std::printf("\ncausal, 8 heads of 128, 2 key-value heads, bf16\n%8s %12s %10s %12s %10s %9s\n",
-                "tokens", "forward ms", "TFLOP/s", "backward ms", "TFLOP/s", "host us");
-    if (json != nullptr)
-        std::fprintf(json, "},\n \"dropout\": %s,\n \"speed\": [", dropout ? "true" : "false");
-    first = true;
+            if (!seen.refused.empty())
+                rows.push_back(not_measured(name, seen.refused));
+            else
+                rows.push_back({name, seen.part, "parts",
+                                uly::concat("fp64 on the host: what is allowed, of ", seen.worst),
+                                seen.part, "<= 1"});
+        });
+    section(rows, "cuDNN, dropout", [&] {
+        auto const wrong = dropout_is_right(engine) ? 0.0 : 1.0;
+        rows.push_back({"cuDNN, dropout", wrong, "", "a mean of 1, and repeats", wrong, "<= 0"});
+    });
     for (std::int64_t const tokens : {2048, 8192, 32768}) {
-        auto const time = measure(engine, tokens);
-        std::printf(
-            "%8lld %12.3f %10.1f %12.3f %10.1f %4.0f %4.0f\n", static_cast<long long>(tokens),
-            time.forward_ms, time.tflops(time.forward_ms, 1), time.backward_ms,
-            time.tflops(time.backward_ms, 2.5), time.forward_host_us, time.backward_host_us);
-        if (json != nullptr)
-            std::fprintf(json, "%s[%lld, %g, %g, %g, %g]", first ? "" : ", ",
-                         static_cast<long long>(tokens), time.forward_ms, time.backward_ms,
-                         time.forward_host_us, time.backward_host_us);
-        first = false;
+        if (quick && tokens > 2048) break;
+        section(rows, "cuDNN, speed", [&] { measure_speed(rows, engine, quick ? 64 : tokens, quick); });
     }
-    if (json != nullptr) {
-        std::fprintf(json, "]}\n");
-        std::fclose(json);
-    }
-    std::printf("%zu plans made\n%s\n", engine.plans(),
-                right ? "all within what is allowed" : "OFF");
-    return right ? 0 : 1;
+    for (int const ranks : {1, 8})
+        section(rows, "1048576 tokens", [&] { measure_long(rows, ranks, quick); });
 }
+
+}  // namespace ulysses_bench

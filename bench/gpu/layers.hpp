@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +58,37 @@ class stream_owner {
     cudaStream_t stream_ = nullptr;
 };
 
+/// Milliseconds of a stream between two of its places.
+class event_pair {
+   public:
+    event_pair() {
+        for (auto& each : events_)
+            ulysses::detail::expect_cuda(cudaEventCreateWithFlags(&each, 0),
+                                         "cudaEventCreateWithFlags");
+    }
+    event_pair(event_pair const&) = delete;
+    event_pair& operator=(event_pair const&) = delete;
+    ~event_pair() {
+        for (auto const each : events_) cudaEventDestroy(each);
+    }
+    void begin(stream_owner const& stream) const { record(0, stream); }
+    double end(stream_owner const& stream) const {
+        record(1, stream);
+        stream.wait();
+        float taken = 0;
+        ulysses::detail::expect_cuda(cudaEventElapsedTime(&taken, events_[0], events_[1]),
+                                     "cudaEventElapsedTime");
+        return static_cast<double>(taken);
+    }
+
+   private:
+    void record(std::size_t which, stream_owner const& stream) const {
+        ulysses::detail::expect_cuda(cudaEventRecord(events_[which], stream.get()),
+                                     "cudaEventRecord");
+    }
+    std::array<cudaEvent_t, 2> events_{};
+};
+
 /// Memory of the device, as long as the stream has not come to the owner's end.
 template <class T>
 class device_array {
@@ -70,8 +103,19 @@ class device_array {
     ~device_array() { ulysses::cuda_space::deallocate({.stream = stream_}, data_, bytes_); }
     T* data() const { return data_; }
     std::size_t bytes() const { return bytes_; }
+    /// The first elements from the host, and to it. *Blocking*.
+    void put(std::span<T const> from, std::int64_t at = 0) const {
+        copy(data_ + at, from.data(), from.size_bytes());
+    }
+    void get(std::span<T> to) const { copy(to.data(), data_, to.size_bytes()); }
 
    private:
+    void copy(void* to, void const* from, std::size_t bytes) const {
+        ulysses::detail::expect_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_),
+                                     "cudaMemcpyAsync");
+        ulysses::detail::expect_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    }
+
     cudaStream_t stream_;
     std::size_t bytes_;
     T* data_;
@@ -86,25 +130,47 @@ inline float value_of(std::size_t operand, std::int64_t index) {
            static_cast<float>(1 << 23);
 }
 
+/// Where a rank's tokens begin, and how many they are.
+inline std::pair<std::int64_t, std::int64_t> share(std::int64_t tokens, int rank, int ranks) {
+    auto const begin = tokens * rank / ranks;
+    return {begin, tokens * (rank + 1) / ranks - begin};
+}
+inline std::vector<std::vector<ulysses::token_run>> shares(std::int64_t tokens, int ranks) {
+    std::vector<std::vector<ulysses::token_run>> all;
+    for (int r = 0; r < ranks; ++r) {
+        auto const [begin, count] = share(tokens, r, ranks);
+        all.push_back({{begin, count}});
+    }
+    return all;
+}
+
+/// An operand of pipelines: packed, [B, s, H, D] or [B, s, C].
+template <class T, std::size_t Rank = 4, class Space = ulysses::cuda_space>
+struct device_operand {
+    using space_type = Space;
+    T* memory;
+    std::array<std::int64_t, Rank> sizes;
+    T* data() const { return memory; }
+    std::array<std::int64_t, Rank> const& extents() const { return sizes; }
+};
+
 /// One rank of the layer: its own share of the tokens, forward and backward.
 class rank_of_layer {
    public:
     rank_of_layer(ranks_type const& ranks, sizes const& of, bool computes)
         : ranks_(ranks),
           of_(of),
-          step_(ulysses::sequence::of(1, shares(of, ranks.size()))),
+          step_(ulysses::sequence::of(1, shares(of.tokens, ranks.size()))),
           layer_(ranks, {}, device_attention{computes}, of.shape()),
           saved_(layer_.make_context()) {
-        auto const [begin, count] = share(of, ranks.rank(), ranks.size());
+        auto const [begin, count] = share(of.tokens, ranks.rank(), ranks.size());
         for (std::size_t i = 0; i < 8; ++i) {
             auto const elements = count * of.row(i % 4);
             memory_.push_back(std::make_unique<device_array<float>>(stream(), elements));
             std::vector<float> values(static_cast<std::size_t>(elements));
             for (std::int64_t j = 0; j < elements; ++j)
                 values[static_cast<std::size_t>(j)] = value_of(i, begin * of.row(i % 4) + j);
-            cudaMemcpyAsync(memory_[i]->data(), values.data(), values.size() * sizeof(float),
-                            cudaMemcpyDefault, stream());
-            wait();
+            memory_[i]->put(values);
         }
     }
 
@@ -119,37 +185,16 @@ class rank_of_layer {
     }
     /// This rank's part of o, dq, dk or dv, into the whole.
     void get(std::size_t which, std::span<float> whole) const {
-        auto const [begin, count] = share(of_, ranks_.rank(), ranks_.size());
+        auto const [begin, count] = share(of_.tokens, ranks_.rank(), ranks_.size());
         auto const row = of_.row(which);
-        cudaMemcpyAsync(whole.data() + begin * row, memory_[4 + which]->data(),
-                        static_cast<std::size_t>(count * row) * sizeof(float), cudaMemcpyDefault,
-                        stream());
-        wait();
+        memory_[4 + which]->get(whole.subspan(static_cast<std::size_t>(begin * row),
+                                              static_cast<std::size_t>(count * row)));
     }
 
    private:
-    static std::pair<std::int64_t, std::int64_t> share(sizes const& of, int rank, int ranks) {
-        auto const begin = of.tokens * rank / ranks;
-        return {begin, of.tokens * (rank + 1) / ranks - begin};
-    }
-    static std::vector<std::vector<ulysses::token_run>> shares(sizes const& of, int ranks) {
-        std::vector<std::vector<ulysses::token_run>> all;
-        for (int r = 0; r < ranks; ++r) {
-            auto const [begin, count] = share(of, r, ranks);
-            all.push_back({{begin, count}});
-        }
-        return all;
-    }
     /// Operands of the layer: q, k, v, dO, o, dq, dk, dv.
-    struct operand {
-        using space_type = ulysses::cuda_space;
-        float* memory;
-        ulysses::extents4 sizes;
-        float* data() const { return memory; }
-        ulysses::extents4 const& extents() const { return sizes; }
-    };
-    operand view(std::size_t i) const {
-        auto const tokens = share(of_, ranks_.rank(), ranks_.size()).second;
+    device_operand<float> view(std::size_t i) const {
+        auto const tokens = share(of_.tokens, ranks_.rank(), ranks_.size()).second;
         return {memory_[i]->data(), {1, tokens, of_.row(i % 4) / of_.dim, of_.dim}};
     }
 

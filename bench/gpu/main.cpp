@@ -2,6 +2,7 @@
 
 #include "../table.hpp"
 #include "layers.hpp"
+#include "sections.hpp"
 
 #include <ulysses/attention/reference.hpp>
 
@@ -156,18 +157,11 @@ double milliseconds(stream_owner const& stream, bool quick, Body const& body) {
     std::vector<double> all;
     for (int round = quick ? -1 : -3; round < (quick ? 3 : 20); ++round) {
         stream.wait();
-        cudaEvent_t begun = nullptr, done = nullptr;
-        expect_cuda(cudaEventCreateWithFlags(&begun, 0), "cudaEventCreateWithFlags");
-        expect_cuda(cudaEventCreateWithFlags(&done, 0), "cudaEventCreateWithFlags");
-        expect_cuda(cudaEventRecord(begun, stream.get()), "cudaEventRecord");
+        event_pair const events;
+        events.begin(stream);
         body();
-        expect_cuda(cudaEventRecord(done, stream.get()), "cudaEventRecord");
-        stream.wait();
-        float taken = 0;
-        expect_cuda(cudaEventElapsedTime(&taken, begun, done), "cudaEventElapsedTime");
-        cudaEventDestroy(begun);
-        cudaEventDestroy(done);
-        if (round >= 0) all.push_back(static_cast<double>(taken));
+        auto const taken = events.end(stream);
+        if (round >= 0) all.push_back(taken);
     }
     return median(all);
 }
@@ -294,10 +288,12 @@ int run(bool quick, char const* json) {
     whole_results const exact(of), one(of), several(of);
     std::vector<result> rows;
     compute_on_host(of, exact);
-    check_results(rows, of, true, exact, one, several);
-    check_results(rows, of, false, exact, one, several);
-    measure_copies(rows, quick);
-    measure_calls(rows, quick);
+    section(rows, "processes", [&] { check_results(rows, of, true, exact, one, several); });
+    section(rows, "threads", [&] { check_results(rows, of, false, exact, one, several); });
+    section(rows, "copies", [&] { measure_copies(rows, quick); });
+    section(rows, "calls", [&] { measure_calls(rows, quick); });
+    section(rows, "cuDNN", [&] { measure_cudnn(rows, quick); });
+    section(rows, "6 steps", [&] { measure_six_steps(rows, quick); });
     std::printf("%s\n", device_name().c_str());
     print(rows);
     if (json != nullptr && !write_json(json, rows)) {

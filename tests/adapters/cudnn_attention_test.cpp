@@ -9,6 +9,12 @@
 
 namespace uly = ulysses;
 
+using planned = uly::sdpa_attention<sdpa_double>;
+static_assert(uly::differentiable_attention_for<planned, uly::bf16>);
+static_assert(uly::prepared_attention_for<planned, uly::half>);
+static_assert(!uly::attention_for<planned, double>);  // its engine takes none
+static_assert(!uly::prepared_attention_for<uly::reference_attention, float>);
+
 TEST_CASE("cudnn: the functor over a double of its plans is attention") {
     sdpa_double engine;
     uly::sdpa_attention const attention(engine);

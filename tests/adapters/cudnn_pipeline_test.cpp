@@ -2,7 +2,7 @@
 
 #include <ulysses/adapters/cudnn/sdpa_attention.hpp>
 
-#include "../doubles/sdpa.hpp"
+#include "../doubles/sdpa_on_stream.hpp"
 #include "../pipeline/features.hpp"
 #include "cuda_pipeline.hpp"
 #include "cuda_ranks.hpp"
@@ -20,33 +20,6 @@ namespace {
 
 namespace uly = ulysses;
 using namespace pipeline_test;
-
-/// A double of plans that runs them when their stream gets there.
-class sdpa_double_on_stream {
-   public:
-    using space_type = uly::cuda_space;
-    template <class T>
-    static constexpr bool takes = sdpa_double::takes<T>;
-    static constexpr std::int64_t row_bytes = sdpa_double::row_bytes;
-
-    template <class Key>
-    std::size_t workspace_bytes(Key const& key) {
-        return plans_.workspace_bytes(key);
-    }
-    template <class Key>
-    void run(uly::cuda_space::queue on, Key const& key, uly::sdpa_operands const& operands,
-             void* workspace) {
-        doubles::enqueue(on.stream, [=, this] { plans_.run({}, key, operands, workspace); });
-    }
-    void write(uly::cuda_space::queue on, void* to, std::span<std::byte const> bytes) {
-        doubles::enqueue(on.stream, [to, own = std::vector(bytes.begin(), bytes.end())] {
-            std::memcpy(to, own.data(), own.size());
-        });
-    }
-
-   private:
-    sdpa_double plans_;
-};
 
 }  // namespace
 

@@ -158,15 +158,10 @@ std::vector<option> options() {
              s.rows = s.call.visible.queries = 131, s.keys = s.call.visible.keys = 517;
              s.bias = {2, 1, 131, 517};
          }},
-        {"bias of keys",
-         [](scene& s) {
-             s.bias = {2, 1, 1, 512}, s.dbias = false;
-         }},
         {"bias of keys and its gradient",
          [](scene& s) {
              s.bias = {2, 1, 1, 512};
-         },
-         {80, 90, 100}},
+         }},
         {"deterministic", [](scene& s) { causal(s), s.options.deterministic = true; }},
         {"deterministic, dropout",
          [=](scene& s) { causal(s), dropout(s), s.options.deterministic = true; },
