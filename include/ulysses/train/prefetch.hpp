@@ -61,10 +61,11 @@ class prefetched {
         s.source.restart(epoch);
     }
     void skip(std::int64_t count) {
-        if (!state_->worker.joinable())
-            skip_samples(state_->source, count, {});
-        else
-            for (std::int64_t i = 0; i < count && next(); ++i) {}
+        if (!state_->worker.joinable()) return skip_samples(state_->source, count, {});
+        for (std::int64_t i = 0; i < count; ++i)
+            if (!next())
+                raise(errc::invalid_call, {}, "source", "samples to be skipped must be there", i,
+                      " of ", count);
     }
 
    private:
