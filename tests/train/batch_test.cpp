@@ -448,9 +448,8 @@ TEST_CASE("batch: a state of another run, or of none, is refused") {
     pipeline_test::run_ranks(4, [](ranks_type world) {
         auto const own = many(6, 10 * world.rank());
         auto const state_on = [&](uly::parallel_config const& config, int64_t micro_batch) {
-            auto batches =
-                adapter_of({world, config}, own,
-                           {.micro_batch = micro_batch, .end = uly::at_end::pad});
+            auto batches = adapter_of({world, config}, own,
+                                      {.micro_batch = micro_batch, .end = uly::at_end::pad});
             decltype(batches)::batch_type batch;
             for (int i = 0; i < 3; ++i) REQUIRE(batches.next(batch));
             return batches.state();
@@ -464,8 +463,8 @@ TEST_CASE("batch: a state of another run, or of none, is refused") {
         CHECK(refused(state_on({.sp = 4}, 1)) ==
               "ulysses: batch: a state is restored on as many ranks, divided alike, with the same "
               "micro_batch: saved with 4 ranks, sp 4, micro_batch 1, restored with 4, 2, 1");
-        CHECK(refused(state_on({.sp = 2, .dp_replicate = 2}, 2)).ends_with(
-            "saved with 4 ranks, sp 2, micro_batch 2, restored with 4, 2, 1"));
+        CHECK(refused(state_on({.sp = 2, .dp_replicate = 2}, 2))
+                  .ends_with("saved with 4 ranks, sp 2, micro_batch 2, restored with 4, 2, 1"));
         uly::mesh const two{world.split(world.rank() / 2, world.rank()), {.sp = 2}};
         auto const of_two = adapter_of(two, own).state();
         CHECK(refused(of_two).ends_with(

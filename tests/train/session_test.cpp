@@ -334,8 +334,7 @@ TEST_CASE("session: an error of the ranks of one sequence among several releases
         for (std::size_t r = 0; r < seen.size(); ++r) {
             CAPTURE(r);
             bool const shares = r == 1 || (r == 0 && !evaluated);
-            CHECK(seen[r].code ==
-                  (shares ? uly::errc::invalid_tensor : uly::errc::peer_failed));
+            CHECK(seen[r].code == (shares ? uly::errc::invalid_tensor : uly::errc::peer_failed));
             CHECK(seen[r].text.find("of an operand") != std::string::npos);
         }
     }
@@ -359,7 +358,8 @@ TEST_CASE("session: an update is not begun, saved or restored within another; ev
                                "run is saved or restored: called within the body of one");
                          CHECK(batch.ids() == ids);
                          return uly::token_sums{};
-                     }).has_value());
+                     })
+                      .has_value());
         };
         within([&] { run.accumulate(none); });
         within([&] {

@@ -205,8 +205,7 @@ class batch_adapter {
         auto const rotations = state.drawn / own.micro_batch + (state.drawn % own.micro_batch > 0);
         if (std::min({state.epoch, state.rotation, state.position, state.drawn}) < 0 ||
             state.position > own.sp || rotations > state.rotation)
-            raise(errc::invalid_call, at_, "batch",
-                  "a state is one that an adapter was in",
+            raise(errc::invalid_call, at_, "batch", "a state is one that an adapter was in",
                   "epoch ", state.epoch, ", rotation ", state.rotation, ", position ",
                   state.position, " of ", own.sp, ", ", state.drawn, " samples drawn");
     }
