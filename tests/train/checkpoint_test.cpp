@@ -227,7 +227,7 @@ TEST_CASE("checkpoint: what ends waits for every copy, though a wait throws") {
     int64_t waits = 0;
     {
         uly::checkpoint<double, broken_copier> saved(uly::serial{}, 6, {.resident = 4},
-                                                     {.waits = &waits});
+                                                     {{}, &waits});
         plain_layers layers;
         std::vector<double> y(12);
         saved.input(4, 3);
@@ -238,7 +238,7 @@ TEST_CASE("checkpoint: what ends waits for every copy, though a wait throws") {
     waits = 0;
     {
         uly::checkpoint<double, broken_copier> saved(uly::serial{}, 5, {.resident = 3},
-                                                     {.waits = &waits});
+                                                     {{}, &waits});
         struct failing_layers : plain_layers {
             void forward(int64_t i, uly::row_view<double const> x, uly::row_view<double> to) {
                 if (i == 1) throw std::runtime_error("out of luck");
