@@ -49,6 +49,17 @@ auto adapter_of(uly::mesh<ranks_type> const& ranks, samples const& own,
     return uly::batch_adapter{ranks, uly::range_source{own}, fields, options};
 }
 
+/// A state of such a run, at another place.
+template <class Adapter>
+uly::batch_state state_of(Adapter const& batches, int64_t rotation, int64_t position,
+                          int64_t drawn) {
+    auto state = batches.state();
+    state.rotation = rotation;
+    state.position = position;
+    state.drawn = drawn;
+    return state;
+}
+
 /// A micro-batch put together again.
 struct whole {
     int source;
@@ -422,7 +433,7 @@ TEST_CASE("batch: errors name the numbers, on all ranks") {
     failed = failure_on_all(2, [&](ranks_type world) {
         auto const own = many(4, 10 * world.rank());
         auto batches = adapter_of(of_sequence(world), own);
-        if (world.rank() == 1) batches.restore({.rotation = 1, .position = 1, .drawn = 1});
+        if (world.rank() == 1) batches.restore(state_of(batches, 1, 1, 1));
         decltype(batches)::batch_type batch;
         batches.next(batch);
     });
@@ -431,6 +442,43 @@ TEST_CASE("batch: errors name the numbers, on all ranks") {
         failed.text ==
         "ulysses: batch: every rank must be at the same micro-batch, or restored to it: rank 0 is "
         "in epoch 0, rotation 0, position 0, rank 1 in 0, 1, 1");
+}
+
+TEST_CASE("batch: a state of another run, or of none, is refused") {
+    pipeline_test::run_ranks(4, [](ranks_type world) {
+        auto const own = many(6, 10 * world.rank());
+        auto const state_on = [&](uly::parallel_config const& config, int64_t micro_batch) {
+            auto batches = adapter_of({world, config}, own,
+                                      {.micro_batch = micro_batch, .end = uly::at_end::pad});
+            decltype(batches)::batch_type batch;
+            for (int i = 0; i < 3; ++i) REQUIRE(batches.next(batch));
+            return batches.state();
+        };
+        auto batches = adapter_of({world, {.sp = 2, .dp_shard = 2}}, own);
+        auto const refused = [&](uly::batch_state const& state) {
+            auto const failed = failure_of([&] { batches.restore(state); });
+            CHECK(failed.code == uly::errc::invalid_call);
+            return rule_of(failed.text);
+        };
+        CHECK(refused(state_on({.sp = 4}, 1)) ==
+              "ulysses: batch: a state is restored on as many ranks, divided alike, with the same "
+              "micro_batch: saved with 4 ranks, sp 4, micro_batch 1, restored with 4, 2, 1");
+        CHECK(refused(state_on({.sp = 2, .dp_replicate = 2}, 2))
+                  .ends_with("saved with 4 ranks, sp 2, micro_batch 2, restored with 4, 2, 1"));
+        uly::mesh const two{world.split(world.rank() / 2, world.rank()), {.sp = 2}};
+        auto const of_two = adapter_of(two, own).state();
+        CHECK(refused(of_two).ends_with(
+            "saved with 2 ranks, sp 2, micro_batch 1, restored with 4, 2, 1"));
+        refused({});
+        for (auto const& [rotation, position, drawn] :
+             {std::tuple{0, 3, 0}, {0, -1, 0}, {-1, 0, -1}, {1, 0, 2}})
+            CHECK(refused(state_of(batches, rotation, position, drawn))
+                      .starts_with("ulysses: batch: a state is one that an adapter was in"));
+        batches.restore(state_on({.sp = 2, .dp_shard = 2}, 1));
+        decltype(batches)::batch_type batch;
+        CHECK(batches.next(batch));
+        CHECK(batch.source == 1);
+    });
 }
 
 TEST_CASE("batch: what a source throws leaves the call on all ranks") {

@@ -216,6 +216,43 @@ TEST_CASE("checkpoint: a forward whose backward does not come, and layers that t
     saved.forward(layers, {y.data(), 400, 3});  // copies may be on their way when it ends
 }
 
+TEST_CASE("checkpoint: what ends waits for every copy, though a wait throws") {
+    struct broken_copier : uly::host_copier {
+        int64_t* waits;
+        void wait(uly::host_space::queue, ticket_type) const {
+            ++*waits;
+            throw std::runtime_error("device lost");
+        }
+    };
+    int64_t waits = 0;
+    {
+        uly::checkpoint<double, broken_copier> saved(uly::serial{}, 6, {.resident = 4},
+                                                     {{}, &waits});
+        plain_layers layers;
+        std::vector<double> y(12);
+        saved.input(4, 3);
+        CHECK_THROWS_AS(saved.forward(layers, {y.data(), 4, 3}), std::runtime_error);
+        CHECK(waits == 1);
+    }
+    CHECK(waits == 2);
+    waits = 0;
+    {
+        uly::checkpoint<double, broken_copier> saved(uly::serial{}, 5, {.resident = 3},
+                                                     {{}, &waits});
+        struct failing_layers : plain_layers {
+            void forward(int64_t i, uly::row_view<double const> x, uly::row_view<double> to) {
+                if (i == 1) throw std::runtime_error("out of luck");
+                plain_layers::forward(i, x, to);
+            }
+        } layers;
+        std::vector<double> y(12);
+        saved.input(4, 3);
+        CHECK_THROWS_AS(saved.forward(layers, {y.data(), 4, 3}), std::runtime_error);
+        CHECK(waits == 0);
+    }
+    CHECK(waits == 2);
+}
+
 TEST_CASE("checkpoint: calls out of order, and what cannot be, on every rank alike") {
     uly::checkpoint<double> saved(uly::serial{}, 2);
     plain_layers layers;

@@ -210,6 +210,8 @@ TEST_CASE("session: what cannot be is the same error on every rank") {
     auto const others =
         with([](auto& config, int rank) { config.step.gradient_accumulation = 4 + rank; });
     CHECK(others.code == uly::errc::disagreement);
+    CHECK(with([](auto& config, int rank) { config.step.micro_batch = rank; }).text ==
+          "ulysses: session: micro_batch must be equal on every rank: rank 0 has 0, rank 1 has 1");
     CHECK(others.text ==
           "ulysses: session: gradient_accumulation must be equal on every rank: rank 0 has 4, rank "
           "1 has 5");
@@ -300,6 +302,90 @@ TEST_CASE(
         });
         CHECK(thrown.code == uly::errc::invalid_tensor);
         CHECK(run.accumulate([](auto const&) { return uly::token_sums{}; }).has_value());
+    });
+}
+
+TEST_CASE("session: an error of the ranks of one sequence among several releases the others") {
+    auto const samples = text_samples(8);
+    for (bool const evaluated : {false, true}) {
+        std::vector<failure> seen(4);
+        pipeline_test::run_ranks(4, [&](ranks_type world) {
+            // In evaluation a sequence is one rank's, though training shares it among all.
+            uly::session_config config{.parallel = {.sp = 2, .dp_shard = 2},
+                                       .step = {.tokens = longest}};
+            if (evaluated)
+                config = {.parallel = {.sp = 4},
+                          .step = {.tokens = longest},
+                          .evaluates = uly::evaluation::bypass};
+            auto run = uly::prepare(config, world, samples, text_fields);
+            auto const body = [&](auto const&) {
+                uly::fence_status status;
+                if (world.rank() == 1) status.fail(uly::errc::invalid_tensor, "of an operand");
+                (evaluated ? run.evaluation_ranks() : run.ranks().sp()).fence(status);
+                return uly::token_sums{};
+            };
+            seen[static_cast<std::size_t>(world.rank())] = failure_of([&] {
+                if (evaluated)
+                    run.evaluate(samples, body);
+                else
+                    run.accumulate(body);
+            });
+        });
+        for (std::size_t r = 0; r < seen.size(); ++r) {
+            CAPTURE(r);
+            bool const shares = r == 1 || (r == 0 && !evaluated);
+            CHECK(seen[r].code == (shares ? uly::errc::invalid_tensor : uly::errc::peer_failed));
+            CHECK(seen[r].text.find("of an operand") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("session: an update is not begun, saved or restored within another; evaluated it is") {
+    auto const samples = text_samples(8);
+    uly::session_config const config{.parallel = {.sp = 2}, .step = {.tokens = longest}};
+    pipeline_test::run_ranks(2, [&](ranks_type world) {
+        auto run = uly::prepare(config, world, samples, text_fields);
+        auto const none = [](auto const&) { return uly::token_sums{}; };
+        std::vector<double> gradients(3);
+        auto const state = run.state();
+        auto const within = [&](auto const& call) {
+            CHECK(run.accumulate([&](auto const& batch) {
+                         auto const ids = batch.ids();
+                         auto const failed = failure_of(call);
+                         CHECK(failed.code == uly::errc::invalid_call);
+                         CHECK(rule_of(failed.text) ==
+                               "ulysses: session: an update ends before the next, and before the "
+                               "run is saved or restored: called within the body of one");
+                         CHECK(batch.ids() == ids);
+                         return uly::token_sums{};
+                     })
+                      .has_value());
+        };
+        within([&] { run.accumulate(none); });
+        within([&] {
+            gradients[0] = 17;
+            run.step(std::span(gradients), none);
+        });
+        CHECK(gradients[0] == 17);
+        within([&] { run.restart(); });
+        within([&] { run.state(); });
+        within([&] { run.restore(state); });
+        run.accumulate([&](auto const& batch) {
+            auto const ids = batch.ids();
+            run.evaluate(samples, none);
+            CHECK(batch.ids() == ids);
+            return uly::token_sums{};
+        });
+        CHECK(failure_of([&] {
+                  run.accumulate([&](auto const&) {
+                      uly::fence_status status;
+                      status.fail(uly::errc::invalid_tensor, "of an operand");
+                      run.ranks().sp().fence(status);
+                      return uly::token_sums{};
+                  });
+              }).code == uly::errc::invalid_tensor);
+        run.restore(state);  // a body that threw has ended
+        CHECK(run.accumulate(none).has_value());
     });
 }
 

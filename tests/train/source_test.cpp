@@ -82,6 +82,38 @@ TEST_CASE("source: what can be read once has one epoch, others as many as asked 
     CHECK(mine.next() == 6);
 }
 
+TEST_CASE("source: a share is as many samples as it has, skipped or drawn; and is one there is") {
+    for (int size = 0; size < 20; ++size)
+        for (std::int64_t places = 1; places < 4; ++places)
+            for (std::int64_t block = 1; block < 4; ++block)
+                for (std::int64_t place = 0; place < places; ++place) {
+                    std::vector<int> range, expected;
+                    for (int i = 0; i < size; ++i) {
+                        range.push_back(i);
+                        if (i / block % places == place) expected.push_back(i);
+                    }
+                    uly::dealing const share{place, places, block};
+                    uly::dealt_source drawn{range, share}, skipped{range, share};
+                    CHECK(all_of(drawn) == expected);
+                    auto const count = static_cast<std::int64_t>(expected.size());
+                    auto const failed =
+                        failure_of([&] { uly::skip_samples(skipped, count + 1, {}); });
+                    CHECK(failed.code == uly::errc::invalid_call);
+                    CHECK(failed.text ==
+                          uly::concat("ulysses: source: samples to be skipped must be there: ",
+                                      count, " of ", count + 1));
+                    uly::skip_samples(skipped, count, {});
+                    CHECK(!skipped.next());
+                }
+    std::vector<int> const one{1};
+    for (uly::dealing const share : {uly::dealing{.block = 0}, {.place = 1}, {.place = -1}}) {
+        uly::dealt_source source{one, share};
+        auto const failed = failure_of([&] { source.next(); });
+        CHECK(failed.code == uly::errc::invalid_config);
+        CHECK(failed.text.starts_with("ulysses: source: a place is one of those"));
+    }
+}
+
 TEST_CASE("prefetched: the same samples, ahead of time, no more than asked for") {
     std::atomic<int> drawn = 0;
     uly::prefetched source{numbers{20, -1, &drawn}, 3};
@@ -102,6 +134,11 @@ TEST_CASE("prefetched: the same samples, ahead of time, no more than asked for")
     uly::restart_source(moved, 0, {});
     uly::skip_samples(moved, 18, {});
     CHECK(all_of(moved) == std::vector<int>{18, 19});
+    uly::restart_source(moved, 0, {});
+    CHECK(moved.next() == 0);
+    auto const failed = failure_of([&] { uly::skip_samples(moved, 20, {}); });
+    CHECK(failed.code == uly::errc::invalid_call);
+    CHECK(failed.text == "ulysses: source: samples to be skipped must be there: 19 of 20");
 }
 
 TEST_CASE("prefetched: what the source throws comes where it did, then again") {

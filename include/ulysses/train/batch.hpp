@@ -43,6 +43,8 @@ struct batch_state {
     std::int64_t rotation = 0;  ///< of the epoch
     std::int64_t position = 0;  ///< micro-batches of the rotation that are done
     std::int64_t drawn = 0;     ///< samples of this rank's source before the rotation
+    // Of the run that it is a state of, and of one that it is restored in.
+    std::int64_t ranks = 0, sp = 0, micro_batch = 0;
 
     friend bool operator==(batch_state const&, batch_state const&) = default;
 };
@@ -87,7 +89,7 @@ class batch_adapter {
     }
 
     /// Begins the next epoch. On every rank alike. *Throws* `invalid_call` for a source that cannot.
-    void restart() { begin({.epoch = state_.epoch + 1}); }
+    void restart() { begin(beginning_of(state_.epoch + 1)); }
 
     /// To be saved, on every rank its own; at any time but after an error.
     batch_state state() const {
@@ -96,8 +98,12 @@ class batch_adapter {
         return saved;
     }
     /// Goes on where `state` was taken, on every rank from its own state of that time.
-    /// *Throws* `invalid_call` for a source that cannot, or has not so many samples.
-    void restore(batch_state const& state) { begin(state); }
+    /// *Throws* `invalid_call` for a state of a run with other ranks or micro-batches, or of none; for
+    /// a source that cannot, or has not so many samples.
+    void restore(batch_state const& state) {
+        check_state(state);
+        begin(state);
+    }
 
     /// What this rank holds of whole samples: its own of a rotation and those being shared.
     std::size_t bytes() const { return own_.memory_bytes() + incoming_.memory_bytes(); }
@@ -156,6 +162,7 @@ class batch_adapter {
             check_options();
         });
         agree_on(world, "batch", option_names, mine, status, at_);
+        state_ = beginning_of(0);
         position_ = ranks_.sp().size();
     }
     void check_options() const {
@@ -180,6 +187,29 @@ class batch_adapter {
                   sizeof...(Fields), " fields without");
     }
 
+    batch_state beginning_of(std::int64_t epoch) const {
+        return {.epoch = epoch,
+                .ranks = ranks_.world().size(),
+                .sp = ranks_.sp().size(),
+                .micro_batch = options_.micro_batch};
+    }
+    void check_state(batch_state const& state) const {
+        auto const own = beginning_of(0);
+        if (state.ranks != own.ranks || state.sp != own.sp || state.micro_batch != own.micro_batch)
+            raise(errc::invalid_call, at_, "batch",
+                  "a state is restored on as many ranks, divided alike, with the same micro_batch",
+                  "saved with ", state.ranks, " ranks, sp ", state.sp, ", micro_batch ",
+                  state.micro_batch, ", restored with ", own.ranks, ", ", own.sp, ", ",
+                  own.micro_batch);
+        // A rotation draws at most micro_batch samples.
+        auto const rotations = state.drawn / own.micro_batch + (state.drawn % own.micro_batch > 0);
+        if (std::min({state.epoch, state.rotation, state.position, state.drawn}) < 0 ||
+            state.position > own.sp || rotations > state.rotation)
+            raise(errc::invalid_call, at_, "batch", "a state is one that an adapter was in",
+                  "epoch ", state.epoch, ", rotation ", state.rotation, ", position ",
+                  state.position, " of ", own.sp, ", ", state.drawn, " samples drawn");
+    }
+
     void begin(batch_state const& state) {
         if (touched_ || state.epoch > 0) restart_source(source_, state.epoch, at_);
         if (state.drawn > 0) {
@@ -201,7 +231,7 @@ class batch_adapter {
         }
         rotating_ = false;
         fence_status status;
-        record mine{.state = {state_.epoch, state_.rotation, resumed_, 0}};
+        record mine{.state = {state_.epoch, state_.rotation, resumed_}};
         guarded(status, "batch", at_, [&] { mine.samples = draw(mine); });
         auto const& world = ranks_.world();
         all_gather_or_fail(world, std::as_bytes(std::span(&mine, 1)),

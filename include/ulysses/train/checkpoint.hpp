@@ -137,7 +137,7 @@ class checkpoint {
     checkpoint& operator=(checkpoint const&) = delete;
     ~checkpoint() {
         fence_status ignored;
-        guarded(ignored, [&] { settle(); });
+        for (std::int64_t j = 0; moves(j); ++j) guarded(ignored, [&] { finish(j); });
     }
 
     /// Memory for the input of the first layer, [rows, width], to be written before `forward`. What a

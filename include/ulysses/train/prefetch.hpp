@@ -61,10 +61,11 @@ class prefetched {
         s.source.restart(epoch);
     }
     void skip(std::int64_t count) {
-        if (!state_->worker.joinable())
-            skip_samples(state_->source, count, {});
-        else
-            for (std::int64_t i = 0; i < count && next(); ++i) {}
+        if (!state_->worker.joinable()) return skip_samples(state_->source, count, {});
+        for (std::int64_t i = 0; i < count; ++i)
+            if (!next())
+                raise(errc::invalid_call, {}, "source", "samples to be skipped must be there", i,
+                      " of ", count);
     }
 
    private:
@@ -82,29 +83,34 @@ class prefetched {
         state(Source from, std::size_t most) : source(std::move(from)), depth(most) {}
 
         void draw(std::stop_token const& stop) {
-            for (bool more = true; more;) {
+#if ULYSSES_EXCEPTIONS
+            try {
+                draw_all(stop);
+            } catch (...) {
+                end(std::current_exception());
+            }
+#else
+            draw_all(stop);
+#endif
+        }
+        void draw_all(std::stop_token const& stop) {
+            while (true) {
                 {
                     std::unique_lock lock(mutex);
                     if (!changed.wait(lock, stop, [&] { return drawn.size() < depth; })) return;
                 }
-                std::optional<sample_type> sample;
-                std::exception_ptr thrown;
-#if ULYSSES_EXCEPTIONS
-                try {
-                    sample = source.next();
-                } catch (...) {
-                    thrown = std::current_exception();
-                }
-#else
-                sample = source.next();
-#endif
+                auto sample = source.next();
+                if (!sample) return end({});
                 std::lock_guard lock(mutex);
-                more = sample.has_value();
-                if (more) drawn.push_back(std::move(*sample));
-                failure = thrown;
-                ended = !more;
+                drawn.push_back(std::move(*sample));
                 changed.notify_all();
             }
+        }
+        void end(std::exception_ptr const& why) {
+            std::lock_guard lock(mutex);
+            failure = why;
+            ended = true;
+            changed.notify_all();
         }
         void stop() {
             if (worker.joinable()) {

@@ -115,10 +115,13 @@ class session {
     /// nothing at the end of the epoch; the epoch's last update may be of fewer micro-batches.
     ///
     /// *Blocking*: collective over the mesh. *Throws* the same on every rank what
-    /// `batch_adapter::next` and `sum_over_ranks` do. What `body` throws on some ranks alone ends the
-    /// session: the others get `peer_failed`.
+    /// `batch_adapter::next` and `sum_over_ranks` do, and `invalid_call` within a body. What `body`
+    /// throws on some ranks alone, as on those of one sequence among several, ends the session: the
+    /// others get `peer_failed`.
     template <class Body>
     std::optional<token_sums> accumulate(Body&& body) {
+        check_between_updates();
+        within const update{in_update_};
         token_sums mine;
         std::int64_t done = 0;
         while (done < numbers_.step().gradient_accumulation && batches_.next(batch_)) {
@@ -134,6 +137,7 @@ class session {
     /// rank alike, the update is to be left out.
     template <std::floating_point T, class Body>
     std::optional<update_result> step(std::span<T> gradients, Body&& body) {
+        check_between_updates();
         std::ranges::fill(gradients, T(0));
         auto const sums = accumulate(body);
         if (!sums) return {};
@@ -142,10 +146,19 @@ class session {
         return update_result{*sums, clip_(std::span<gradient_part<T> const>(&part, 1))};
     }
 
-    /// As those of `batch_adapter`, between updates.
-    void restart() { batches_.restart(); }
-    batch_state state() const { return batches_.state(); }
-    void restore(batch_state const& state) { batches_.restore(state); }
+    /// As those of `batch_adapter`, between updates. *Throws* `invalid_call` within a body too.
+    void restart() {
+        check_between_updates();
+        batches_.restart();
+    }
+    batch_state state() const {
+        check_between_updates();
+        return batches_.state();
+    }
+    void restore(batch_state const& state) {
+        check_between_updates();
+        batches_.restore(state);
+    }
 
     /// The ranks that share a sequence in evaluation, which a model's pipelines for it are made over:
     /// `ranks().sp()`, or a group of this rank alone.
@@ -169,11 +182,26 @@ class session {
     }
 
    private:
+    struct within {
+        bool& flag;
+        explicit within(bool& entered) : flag(entered) { flag = true; }
+        within(within const&) = delete;
+        within& operator=(within const&) = delete;
+        ~within() { flag = false; }
+    };
+    void check_between_updates() const {
+        if (in_update_)
+            raise(errc::invalid_call, at_, "session",
+                  "an update ends before the next, and before the run is saved or restored",
+                  "called within the body of one");
+    }
+
     static session_config const& agreed(Comm const& world, session_config const& config, where at) {
         agree_on(world, "session",
-                 std::array<std::string_view, 3>{"gradient_accumulation", "tokens", "evaluation"},
-                 std::array{config.step.gradient_accumulation, config.step.tokens,
-                            static_cast<std::int64_t>(config.evaluates)},
+                 std::array<std::string_view, 4>{"micro_batch", "gradient_accumulation", "tokens",
+                                                 "evaluation"},
+                 std::array{config.step.micro_batch, config.step.gradient_accumulation,
+                            config.step.tokens, static_cast<std::int64_t>(config.evaluates)},
                  {}, at);
         return config;
     }
@@ -205,6 +233,7 @@ class session {
     batches_type batches_;
     batch_type batch_;
     gradient_clip<Comm> clip_;
+    bool in_update_ = false;
 };
 
 /// A session over a group. `given` is a source of each rank's own samples, or a random-access range

@@ -21,7 +21,8 @@ namespace ulysses::inline ULYSSES_ABI {
 /// 1. `next()` returns the next sample, or nothing at the end, then and in every later call.
 /// 2. It may have `restart(epoch)`: from the first sample of that epoch on; the same samples
 ///    whenever it is called with the same number. Without it there is one epoch.
-/// 3. It may have `skip(count)`: as `count` calls of `next`, but cheaper.
+/// 3. It may have `skip(count)`: as `count` calls of `next`, but cheaper; it throws when there are
+///    fewer samples.
 template <class S>
 concept sample_source = requires(S& source) {
     typename S::sample_type;
@@ -92,7 +93,8 @@ dealing dealing_of(mesh<Comm> const& ranks, std::int64_t micro_batch) {
             micro_batch};
 }
 
-/// A rank's share of a range, which is referred to where it is an lvalue, else held.
+/// A rank's share of a range, which is referred to where it is an lvalue, else held. *Throws*
+/// `invalid_config`, when samples are asked for, for a share that there is not.
 template <class Range>
     requires(std::ranges::random_access_range<Range>&& std::ranges::sized_range<Range>)
 class dealt_source {
@@ -103,16 +105,34 @@ class dealt_source {
         : range_(std::forward<Range>(range)), share_(share) {}
 
     std::optional<sample_type> next() {
+        if (next_ >= count()) return {};
         auto const block = next_ / share_.block * share_.places + share_.place;
         auto const i = block * share_.block + next_ % share_.block;
-        if (i >= static_cast<std::int64_t>(std::ranges::size(range_))) return {};
         ++next_;
         return std::ranges::begin(range_)[static_cast<std::ranges::range_difference_t<Range>>(i)];
     }
     void restart(std::int64_t) { next_ = 0; }
-    void skip(std::int64_t count) { next_ += count; }
+    void skip(std::int64_t samples) {
+        if (auto const left = count() - next_; samples > left)
+            raise(errc::invalid_call, {}, "source", "samples to be skipped must be there", left,
+                  " of ", samples);
+        next_ += samples;
+    }
 
    private:
+    /// How many samples are in the share.
+    std::int64_t count() const {
+        auto const [place, places, block] = share_;
+        if (block < 1 || place < 0 || place >= places)
+            raise(errc::invalid_config, {}, "source",
+                  "a place is one of those that blocks of at least 1 sample are dealt to", "place ",
+                  place, " of ", places, ", block ", block);
+        auto const all = static_cast<std::int64_t>(std::ranges::size(range_));
+        auto const blocks = all / block, rest = blocks % places;
+        auto const last = place < rest ? block : place == rest ? all % block : 0;
+        return blocks / places * block + last;
+    }
+
     Range range_;
     dealing share_;
     std::int64_t next_ = 0;
