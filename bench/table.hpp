@@ -19,7 +19,9 @@ inline result not_measured(std::string name, std::string_view why) {
     auto text = "not measured: " + std::string(why.substr(0, why.find('\n')));
     for (auto& each : text)
         if (each == '"' || each == '\\' || static_cast<unsigned char>(each) < ' ') each = ' ';
-    return {.name = std::move(name), .against = std::move(text), .measured = false};
+    result row{std::move(name), 0, "", std::move(text)};
+    row.measured = false;
+    return row;
 }
 /// A line of what failed: its target is missed.
 inline result failed(std::string name, std::string_view why) {
