@@ -45,8 +45,8 @@ inline void print(std::vector<result> const& rows) {
                         met(row) ? "" : "  missed");
         else
             std::printf("%-40s %12.1f %-9s %-42s %7.2f %-8s %s\n", row.name.c_str(), row.value,
-                    row.unit.c_str(), row.against.c_str(), row.ratio, row.target.c_str(),
-                    met(row) ? "" : "missed");
+                        row.unit.c_str(), row.against.c_str(), row.ratio, row.target.c_str(),
+                        met(row) ? "" : "missed");
 }
 
 /// The texts above hold no character that JSON escapes.
