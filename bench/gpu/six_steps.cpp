@@ -9,6 +9,7 @@
 #include <ulysses/comm/serial.hpp>
 #include <ulysses/gemm/builtin.hpp>
 #include <ulysses/projection/dense.hpp>
+#include <ulysses/space/host.hpp>
 
 #include <algorithm>
 #include <array>
