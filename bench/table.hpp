@@ -19,7 +19,9 @@ inline result not_measured(std::string name, std::string_view why) {
     auto text = "not measured: " + std::string(why.substr(0, why.find('\n')));
     for (auto& each : text)
         if (each == '"' || each == '\\' || static_cast<unsigned char>(each) < ' ') each = ' ';
-    return {.name = std::move(name), .against = std::move(text), .measured = false};
+    result row{std::move(name), 0, "", std::move(text)};
+    row.measured = false;
+    return row;
 }
 /// A line of what failed: its target is missed.
 inline result failed(std::string name, std::string_view why) {
@@ -43,8 +45,8 @@ inline void print(std::vector<result> const& rows) {
                         met(row) ? "" : "  missed");
         else
             std::printf("%-40s %12.1f %-9s %-42s %7.2f %-8s %s\n", row.name.c_str(), row.value,
-                    row.unit.c_str(), row.against.c_str(), row.ratio, row.target.c_str(),
-                    met(row) ? "" : "missed");
+                        row.unit.c_str(), row.against.c_str(), row.ratio, row.target.c_str(),
+                        met(row) ? "" : "missed");
 }
 
 /// The texts above hold no character that JSON escapes.

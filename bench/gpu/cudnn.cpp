@@ -258,8 +258,10 @@ outcome compare(engine_type& engine, option const& asked, bool backward) {
     result.take("lse", largest_difference(p.lse, exact.lse) / (allowed.lse + 1e-5));
     if (!backward) return result;
     result.take("dq", largest_difference(p.dq, exact.dq) / (allowed.dq + product));
-    result.take("dk", largest_difference(p.dk, exact.dk) / (allowed.dk + rounding(exact.dk) + product));
-    result.take("dv", largest_difference(p.dv, exact.dv) / (allowed.dv + rounding(exact.dv) + product));
+    result.take("dk",
+                largest_difference(p.dk, exact.dk) / (allowed.dk + rounding(exact.dk) + product));
+    result.take("dv",
+                largest_difference(p.dv, exact.dv) / (allowed.dv + rounding(exact.dv) + product));
     result.take("dsinks", worst(p.dsinks, exact.dsinks) / (allowed.dsinks + product));
     result.take("dbias", worst(p.dbias, exact.dbias) / (allowed.dbias + product));
     return result;
@@ -405,10 +407,9 @@ void measure_long(std::vector<result>& rows, int ranks, bool quick) {
             for (std::int64_t j = 0; j < static_cast<std::int64_t>(part.size()); ++j)
                 part[static_cast<std::size_t>(j)] = long_value(i, first * columns[i] + j);
             for (std::int64_t done = 0; done < elements; done += period)
-                memory[i]->put(
-                    std::span(part).first(
-                        static_cast<std::size_t>(std::min(period, elements - done))),
-                    done);
+                memory[i]->put(std::span(part).first(
+                                   static_cast<std::size_t>(std::min(period, elements - done))),
+                               done);
         }
         auto const operand = [&](std::size_t i) {
             return device_operand<uly::bf16>{memory[i]->data(), {1, count, columns[i] / dim, dim}};
@@ -423,7 +424,8 @@ void measure_long(std::vector<result>& rows, int ranks, bool quick) {
             whole.attend(step, operand(0), operand(1), operand(2), operand(3));
             uly::detail::expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
             each.host().fence({});
-            seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+            seconds =
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         }
         if (each.rank() != 0 && each.rank() + 1 != each.size()) return;
         auto const head = each.rank() == 0 ? 0 : heads - 1, row = count - 1;
@@ -432,8 +434,8 @@ void measure_long(std::vector<result>& rows, int ranks, bool quick) {
         memory[3]->get(all);
         auto& largest = off[static_cast<std::size_t>(each.rank())];
         for (std::int64_t d = 0; d < dim; ++d) {
-            auto const seen = static_cast<float>(
-                all[static_cast<std::size_t>((row * heads + head) * dim + d)]);
+            auto const seen =
+                static_cast<float>(all[static_cast<std::size_t>((row * heads + head) * dim + d)]);
             auto const differs =
                 std::fabs(static_cast<double>(seen) - exact[static_cast<std::size_t>(d)]);
             if (!(differs <= largest)) largest = differs;
@@ -485,7 +487,8 @@ void measure_cudnn(std::vector<result>& rows, bool quick) {
     });
     for (std::int64_t const tokens : {2048, 8192, 32768}) {
         if (quick && tokens > 2048) break;
-        section(rows, "cuDNN, speed", [&] { measure_speed(rows, engine, quick ? 64 : tokens, quick); });
+        section(rows, "cuDNN, speed",
+                [&] { measure_speed(rows, engine, quick ? 64 : tokens, quick); });
     }
     for (int const ranks : {1, 8})
         section(rows, "1048576 tokens", [&] { measure_long(rows, ranks, quick); });

@@ -9,6 +9,7 @@
 #include <ulysses/comm/serial.hpp>
 #include <ulysses/gemm/builtin.hpp>
 #include <ulysses/projection/dense.hpp>
+#include <ulysses/space/host.hpp>
 
 #include <algorithm>
 #include <array>
@@ -35,8 +36,7 @@ struct layer_sizes {
     std::int64_t tokens, channels, heads, dim;
 
     uly::shape shape() const {
-        return {
-            .heads = heads, .kv_heads = heads, .head_dim = dim, .mask = uly::mask::causal};
+        return {.heads = heads, .kv_heads = heads, .head_dim = dim, .mask = uly::mask::causal};
     }
     std::int64_t inner() const { return heads * dim; }
     std::int64_t elements() const { return tokens * channels; }
@@ -73,8 +73,8 @@ uly::dense_weights<T> weights(layer_sizes const& of, T const* inward, T const* o
 std::vector<double> on_host(layer_sizes const& of) {
     auto all = made<double>(of);
     std::vector<double> y(static_cast<std::size_t>(of.elements()));
-    uly::pipeline layer{uly::serial{}, uly::sequence_local{}, uly::reference_attention{}, of.shape(),
-                        uly::dense{uly::builtin_gemm{}}};
+    uly::pipeline layer{uly::serial{}, uly::sequence_local{}, uly::reference_attention{},
+                        of.shape(), uly::dense{uly::builtin_gemm{}}};
     using operand = device_operand<double, 3, uly::host_space>;
     std::array const sizes{std::int64_t{1}, of.tokens, of.channels};
     layer.forward(uly::sequence::of(1, shares(of.tokens, 1)), operand{all[0].data(), sizes},
@@ -168,8 +168,7 @@ outcome over_ranks(layer_sizes const& of, operands<bf16> const& in, int ranks, i
                    elements = static_cast<std::size_t>(count * of.channels),
                    me = static_cast<std::size_t>(each.rank());
         device_array<bf16> const x(stream, count * of.channels), y(stream, count * of.channels),
-            inward(stream, of.channels * 3 * of.inner()),
-            outward(stream, of.inner() * of.channels);
+            inward(stream, of.channels * 3 * of.inner()), outward(stream, of.inner() * of.channels);
         x.put(std::span(in[0]).subspan(first, elements));
         inward.put(in[1]), outward.put(in[2]);
         engine_type engine;
@@ -210,7 +209,8 @@ outcome over_ranks(layer_sizes const& of, operands<bf16> const& in, int ranks, i
         cudaGraphExecDestroy(replay);
         cudaGraphDestroy(graph);
     });
-    result.seconds = most(all), result.host_seconds = most(host), result.graph_seconds = most(graphs);
+    result.seconds = most(all), result.host_seconds = most(host),
+    result.graph_seconds = most(graphs);
     return result;
 }
 
@@ -230,8 +230,8 @@ double part_of_allowed(std::vector<bf16> const& seen, std::vector<T> const& exac
 
 void add_difference(std::vector<result>& rows, std::string const& name, double part,
                     std::string_view against) {
-    rows.push_back({name + ": difference", part, "parts",
-                    uly::concat(against, ": what is allowed"), part, "<= 1"});
+    rows.push_back({name + ": difference", part, "parts", uly::concat(against, ": what is allowed"),
+                    part, "<= 1"});
 }
 
 void add_bits(std::vector<result>& rows, std::string const& name, outcome const& seen,

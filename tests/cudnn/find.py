@@ -7,8 +7,8 @@ the system's paths. Exits with 1 and says what is missing. With --cuda takes a c
 version of CUDA, which it asks the library for, and leaves CUDA's own headers to the compiler.
 """
 
-import ctypes
 import pathlib
+import subprocess
 import sys
 import sysconfig
 
@@ -17,6 +17,7 @@ MAJOR = int(ARGUMENTS[1]) if ARGUMENTS[:1] == ["--cuda"] else None
 PACKAGES = [pathlib.Path(folder) for folder in ARGUMENTS[2 if MAJOR else 0:]]
 PACKAGES += [pathlib.Path(sysconfig.get_paths()[name]) for name in ("purelib", "platlib")]
 SYSTEM = [pathlib.Path("/usr/local/cuda"), pathlib.Path("/usr")]
+ASK = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cudnnGetCudartVersion() // 1000)"
 OTHER = []  # libraries for another version of CUDA
 
 
@@ -25,15 +26,12 @@ def usable(file):
         return False
     if MAJOR is None or file.name != "libcudnn.so.9":
         return True
-    try:
-        version = ctypes.CDLL(file).cudnnGetCudartVersion
-    except (OSError, AttributeError) as failure:
-        OTHER.append(f"{file} cannot be used: {failure}")
-        return False
-    version.restype = ctypes.c_size_t
-    if version() // 1000 != MAJOR:
-        OTHER.append(f"{file} is for CUDA {version() // 1000}, not {MAJOR}")
-    return version() // 1000 == MAJOR
+    # In a process of its own: one that has loaded a cuDNN takes its parts for the next.
+    asked = subprocess.run([sys.executable, "-c", ASK, str(file)], capture_output=True, text=True)
+    version = asked.stdout.strip()
+    if version != str(MAJOR):
+        OTHER.append(f"{file} is for CUDA {version}, not {MAJOR}" if version else f"{file} cannot be loaded")
+    return version == str(MAJOR)
 
 
 def first(file, *places):
