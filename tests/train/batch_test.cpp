@@ -417,6 +417,14 @@ TEST_CASE("batch: errors name the numbers, on all ranks") {
           "ulysses: batch: max_length must be a multiple of pad_to_multiple_of: 10 and 4");
     failed = failure_on_all(2, [&](ranks_type world) {
         samples const none;
+        adapter_of(
+            of_sequence(world), none, {},
+            std::tuple{uly::ids_field(&sample::ids), uly::values_field("axes", &sample::ids, -1)});
+    });
+    CHECK(failed.code == uly::errc::invalid_config);
+    CHECK(failed.text == "ulysses: batch: a field has 1 or more values a token: axes: -1");
+    failed = failure_on_all(2, [&](ranks_type world) {
+        samples const none;
         adapter_of(of_sequence(world), none, {.balance_valid_tokens = true},
                    std::tuple{uly::ids_field(&sample::ids)});
     });

@@ -2,6 +2,7 @@
 
 #include "failure.hpp"
 
+#include <ulysses/comm/serial.hpp>
 #include <ulysses/train/loss.hpp>
 #include <ulysses/train/mesh.hpp>
 
@@ -191,10 +192,18 @@ TEST_CASE("gradient clip: the norm over a mesh is that of one process") {
             CHECK(result.norm == norm);
             CHECK(result.finite);
             CHECK(result.factor == (limit < norm ? limit / norm : 1));
-            CHECK(same[5] == 6 * static_cast<float>(result.factor));
-            CHECK(own[0] == static_cast<float>(7 + cut[r]) * static_cast<float>(result.factor));
+            CHECK(same[5] == static_cast<float>(6 * result.factor));
+            CHECK(own[0] == static_cast<float>(static_cast<double>(7 + cut[r]) * result.factor));
         }
     });
+}
+
+TEST_CASE("gradient clip: a factor that is no normal float loses no digits") {
+    std::array values{3e38f, 3e38f};
+    uly::gradient_part<float> const part{.values = values};
+    auto const result = uly::gradient_clip{uly::serial{}, 1e-3}(std::span(&part, 1));
+    CHECK(result.factor < static_cast<double>(std::numeric_limits<float>::min()));
+    CHECK(std::hypot(double{values[0]}, double{values[1]}) == doctest::Approx(1e-3).epsilon(1e-7));
 }
 
 TEST_CASE("gradient clip: what is not finite is left, on every rank alike") {

@@ -160,6 +160,8 @@ class batch_adapter {
         guarded(status, [&] {
             records_.resize(static_cast<std::size_t>(world.size()));
             check_options();
+            std::apply([&](auto const&... field) { (check_width(field.name, field.width), ...); },
+                       fields);
         });
         agree_on(world, "batch", option_names, mine, status, at_);
         state_ = beginning_of(0);
@@ -185,6 +187,12 @@ class batch_adapter {
         if (o.balance_valid_tokens && !packed_type::has_labels)
             raise(errc::invalid_config, at_, "batch", "balance_valid_tokens needs labels_field",
                   sizeof...(Fields), " fields without");
+    }
+
+    void check_width(std::string_view name, std::int64_t width) const {
+        if (width < 1 || width >= token_limit)
+            raise(errc::invalid_config, at_, "batch", "a field has 1 or more values a token", name,
+                  ": ", width);
     }
 
     batch_state beginning_of(std::int64_t epoch) const {

@@ -49,7 +49,8 @@ concept checkpointed_layers = requires(L& layers, std::int64_t i, row_view<T con
 ///
 /// Requirements:
 /// 1. `space_type` is where layers compute; `store_type` allocates and frees memory elsewhere, as a
-///    space does.
+///    space does. Copies that are ordered on a queue may be under way when it frees: it waits for them,
+///    as cudaFreeHost does.
 /// 2. `start(queue, to, from, bytes)` begins a copy, either way, behind what is ordered on the queue,
 ///    and returns a ticket.
 /// 3. `wait(queue, ticket)`: what is ordered on the queue from then on is behind the copy.

@@ -118,7 +118,7 @@ void scale_gradients(std::span<T> values, double factor) {
     if (factor == 0)
         std::fill(values.begin(), values.end(), T(0));
     else if (factor != 1)
-        for (auto& each : values) each *= static_cast<T>(factor);
+        for (auto& each : values) each = static_cast<T>(factor * each);  // a factor may be tiny
 }
 
 /// Sums gradients over ranks in rank order, and multiplies them by `factor`: the same bits on every
