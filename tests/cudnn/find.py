@@ -55,7 +55,7 @@ if MAJOR is None:
 # cuDNN looks it up while it makes plans, and ends the process where there is none.
 places = [root / lib for root in SYSTEM for lib in ("lib64", "lib", "lib/x86_64-linux-gnu")]
 if libraries.parts[-3:] == ("nvidia", "cudnn", "lib"):
-    places = [libraries.parent.parent / "cublas/lib"]
+    places = [libraries.parent.parent / folder for folder in ("cu13/lib", "cublas/lib")]
 if not any(found for place in places for found in place.glob("libcublasLt.so.*")):
     sys.exit("no libcublasLt.so for cuDNN")
 print(libraries / "libcudnn.so.9")
