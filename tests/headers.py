@@ -23,7 +23,7 @@ WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Ws
             "-Wold-style-cast", "-Werror"]
 ONLY = {"g++": ["-Wuseless-cast"]}  # warnings that one compiler alone has
 UMBRELLA = "ulysses/ulysses.hpp"
-ONE_FILE = {"ulysses/adapters/cudnn/engine.hpp"}  # what one file of a program includes
+ONE_FILE = {f"ulysses/adapters/cudnn/{name}.hpp" for name in ("device", "engine", "sdpa_plan")}  # of a program
 ODR = pathlib.Path(__file__).resolve().parent / "odr"
 
 # A header that opens the namespace before config/macros.hpp was included opens one that is called

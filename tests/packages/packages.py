@@ -37,6 +37,7 @@ import tally  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ONLY_INSTALL = ["-Dtests=disabled", "-Dexamples=disabled", "-Dbench=disabled"]
+HEADERS = {".hpp", ".cuh"}
 PLAIN = ["--buildtype=plain", "-Dcpp_args=-O0"]
 
 
@@ -97,7 +98,7 @@ class bench:
         self.run("meson", "install", "-C", "build-install")
         first.rename(moved)
         for file in moved.rglob("*"):
-            if file.is_file() and file.suffix != ".hpp" and str(first) in file.read_text(encoding="utf-8"):
+            if file.is_file() and file.suffix not in HEADERS and str(first) in file.read_text(encoding="utf-8"):
                 raise failed(f"{file.relative_to(moved)} names the prefix it was installed to")
         return moved
 
@@ -258,7 +259,7 @@ def vcpkg(at):
     at.run("cmake", f"-DCURRENT_PACKAGES_DIR={packages}", f"-DCURRENT_BUILDTREES_DIR={at.folder}",
            f"-DCURRENT_PORT_DIR={at.root}/docs/packaging/vcpkg/ulysses", "-P", HERE / "vcpkg.cmake")
     installed = {str(file.relative_to(packages)) for file in packages.rglob("*")
-                 if file.is_file() and file.suffix != ".hpp"}
+                 if file.is_file() and file.suffix not in HEADERS}
     wanted = {"lib/pkgconfig/ulysses.pc", *(f"share/ulysses/{file}" for file in (
         "copyright", "usage", "ulyssesConfig.cmake", "ulyssesConfigVersion.cmake"))}
     if installed != wanted:
