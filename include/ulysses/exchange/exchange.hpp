@@ -14,7 +14,6 @@
 #include <ulysses/exchange/sum_list.hpp>
 #include <ulysses/plan/plan.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
