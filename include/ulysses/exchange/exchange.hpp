@@ -7,11 +7,13 @@
 #include <ulysses/core/observer.hpp>
 #include <ulysses/core/space.hpp>
 #include <ulysses/core/view_copy.hpp>
+#include <ulysses/exchange/block_rows.hpp>
+#include <ulysses/exchange/copy_list.hpp>
 #include <ulysses/exchange/messages.hpp>
 #include <ulysses/exchange/regions.hpp>
+#include <ulysses/exchange/sum_list.hpp>
 #include <ulysses/plan/plan.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -72,27 +74,27 @@ class exchange {
              token_view<T> const& local) {
         locate(memory, place);
         for (auto const& block : moves.blocks) {
-            auto copy = sized(block, local.batch(), place);
-            set_from(copy, local_rows(block, local));
+            auto copy = detail::copy_of(block, local.batch(), place);
+            detail::set_from(copy, detail::local_rows(block, local));
             if (auto* const begin = region_of(block.peer)) {
-                set_to(copy, region_rows(block, begin, place));
+                detail::set_to(copy, detail::region_rows(block, begin, place));
                 copy.to_padding = place.pitch - place.row_bytes;
                 copy.peer = block.peer;
-                list(outward_, copy);
+                outward_.list(copy);
             } else {
-                copy.to_strides = row_strides(block.message_strides, place.row_bytes);
-                packs_.push_back({copy, message_rows(out_, block, place)});
+                copy.to_strides = detail::message_strides(block, place);
+                outward_.pack(copy, message_rows(out_, block, place));
             }
             saw(ranks_.rank(), block.peer, copy);
         }
         auto* const own = region_of(ranks_.rank());
         for (auto const& block : moves.arrivals) {
             if (region_of(block.peer) != nullptr) continue;
-            auto copy = sized(block, local.batch(), place);
-            set_to(copy, region_rows(block, own, place));
+            auto copy = detail::copy_of(block, local.batch(), place);
+            detail::set_to(copy, detail::region_rows(block, own, place));
             copy.to_padding = place.pitch - place.row_bytes;
-            copy.from_strides = row_strides(block.message_strides, place.row_bytes);
-            unpacks_.push_back({copy, message_rows(in_, block, place)});
+            copy.from_strides = detail::message_strides(block, place);
+            inward_.unpack(copy, message_rows(in_, block, place));
         }
         end_operand(out_, moves.blocks, local.batch(), place);
         end_operand(in_, moves.arrivals, local.batch(), place);
@@ -112,27 +114,18 @@ class exchange {
     template <class T>
     void add_slots(plan_output_gradient const& moves, window const& memory, region const& place,
                    region const& slots, std::int64_t batch, std::int64_t dim, queue_type queue) {
-        slot_sums_.clear();
-        slot_sources_.clear();
         auto* const own = ranks_.address(memory, ranks_.rank());
-        auto const ranks = static_cast<std::size_t>(ranks_.size());
+        slot_sums_.clear();
         for (auto const& block : moves.sums) {
-            block_sum sum;
-            sum.to = own + place.offset + block.row * place.pitch;
-            sum.extents = {batch, block.tokens, block.heads};
-            sum.to_strides = row_strides(block.row_strides, place.pitch);
-            sum.elements = dim;
-            slot_sums_.push_back(sum);
-            for (std::int64_t rank = 0; rank < ranks_.size(); ++rank)
-                slot_sources_.push_back(
-                    {own + slots.offset +
-                         (rank * moves.slot_rows + block.message_row) * slots.pitch,
-                     row_strides(block.message_strides, slots.pitch)});
+            slot_sums_.begin(detail::sum_of(detail::region_rows(block, own + place.offset, place),
+                                            {batch, block.tokens, block.heads}, dim));
+            for (std::int64_t rank = 0; rank < ranks_.size(); ++rank) {
+                auto const row = rank * moves.slot_rows + block.message_row;
+                slot_sums_.from(own + slots.offset + row * slots.pitch,
+                                detail::row_strides(block.message_strides, slots.pitch));
+            }
         }
-        for (std::size_t i = 0; i < slot_sums_.size(); ++i)
-            slot_sums_[i].from =
-                std::span<sum_source const>(slot_sources_).subspan(i * ranks, ranks);
-        space_type::template add<T, T>(queue, slot_sums_);
+        slot_sums_.template add<T, T>(queue);
     }
 
     /// Lists the copies of the peers' regions into a local operand [B, s, H, D].
@@ -184,18 +177,12 @@ class exchange {
         in_.reserve(queue);
         outgoing_.reserve(parts_.size());
         incoming_.reserve(parts_.size());
-        for (auto& each : packs_) {
-            each.copy.to = out_.at(each.place);
-            list(outward_, each.copy);
-        }
-        for (auto& each : unpacks_) {
-            each.copy.from = in_.at(each.place);
-            list(inward_, each.copy);
-        }
-        for (auto const& each : late_sources_) sources_[each.index].rows = in_.at(each.place);
+        outward_.locate(out_);
+        inward_.locate(in_);
+        sums_.locate(in_);
     }
     /// The other half.
-    void write(queue_type queue) { execute(outward_, queue); }
+    void write(queue_type queue) { outward_.execute(queue, ranks_.size()); }
 
     /// Makes what was written visible and every rank's status known; then moves the messages.
     /// *Blocking*. *Throws* the verdict, or what the transport reports.
@@ -230,9 +217,7 @@ class exchange {
 
     /// Reads what was listed from the peers.
     void receive(queue_type queue) {
-        execute(inward_, queue);
-        packs_.clear();
-        unpacks_.clear();
+        inward_.execute(queue, ranks_.size());
         out_.clear();
         in_.clear();
     }
@@ -240,12 +225,7 @@ class exchange {
     /// Executes all listed sums.
     template <class To, class From>
     void add(queue_type queue) {
-        // Addresses are only stable once all are listed.
-        std::size_t next = 0;
-        for (std::size_t i = 0; i < sums_.size(); next += counts_[i++])
-            sums_[i].from = std::span<sum_source const>(sources_).subspan(next, counts_[i]);
-        space_type::template add<To, From>(queue, sums_);
-        forget_sums();
+        sums_.template add<To, From>(queue);
     }
 
     /// Bytes of memory for messages held on this rank.
@@ -266,33 +246,7 @@ class exchange {
             return std::type_identity<std::nullptr_t>{};
     }
     using ticket_type = typename decltype(ticket_of())::type;
-    using strides3 = std::array<std::int64_t, 3>;
     using messages = message_buffer<space_type>;
-
-    /// One side of a copy.
-    struct rows {
-        std::byte* first;
-        strides3 strides;
-    };
-    /// A copy one side of which lies in a message.
-    struct message_copy {
-        block_copy copy;
-        message_place place;
-    };
-    /// A source of a sum that comes as a message.
-    struct late_source {
-        std::size_t index;
-        message_place place;
-    };
-    struct copies {
-        std::vector<block_copy> blocks;
-        std::size_t bytes = 0;
-
-        void clear() {
-            blocks.clear();
-            bytes = 0;
-        }
-    };
 
     /// Asks where every rank's part of an operand's region begins.
     void locate(window const& memory, region const& place) {
@@ -317,37 +271,11 @@ class exchange {
     void clear() {
         outward_.clear();
         inward_.clear();
-        packs_.clear();
-        unpacks_.clear();
         out_.clear();
         in_.clear();
-        forget_sums();
+        sums_.clear();
     }
 
-    static block_copy sized(plan_block const& block, std::int64_t batch, region const& place) {
-        block_copy copy;
-        copy.extents = {block.samples_of(batch), block.tokens, block.heads};
-        copy.row_bytes = place.row_bytes;
-        return copy;
-    }
-    static void set_to(block_copy& copy, rows const& side) {
-        copy.to = side.first;
-        copy.to_strides = side.strides;
-    }
-    static void set_from(block_copy& copy, rows const& side) {
-        copy.from = side.first;
-        copy.from_strides = side.strides;
-    }
-
-    template <class T>
-    static rows local_rows(plan_block const& block, token_view<T> const& local) {
-        auto* const first =
-            const_cast<std::remove_const_t<T>*>(local.row(block.sample, block.token, block.head));
-        return {reinterpret_cast<std::byte*>(first), byte_strides(local)};
-    }
-    static rows region_rows(plan_block const& block, std::byte* begin, region const& place) {
-        return {begin + block.row * place.pitch, row_strides(block.row_strides, place.pitch)};
-    }
     template <class Block>
     static message_place message_rows(messages const& all, Block const& block,
                                       region const& place) {
@@ -356,34 +284,30 @@ class exchange {
         return at;
     }
 
-    static strides3 row_strides(strides3 const& in_rows, std::int64_t pitch) {
-        return {in_rows[0] * pitch, in_rows[1] * pitch, in_rows[2] * pitch};
-    }
-
     /// Packs this rank's region for the peers that cannot read it.
     void answer(plan_moves const& moves, std::int64_t batch, region const& place) {
         auto* const own = region_of(ranks_.rank());
         for (auto const& block : moves.arrivals) {
             if (region_of(block.peer) != nullptr) continue;
-            auto copy = sized(block, batch, place);
-            set_from(copy, region_rows(block, own, place));
-            copy.to_strides = row_strides(block.message_strides, place.row_bytes);
-            packs_.push_back({copy, message_rows(out_, block, place)});
+            auto copy = detail::copy_of(block, batch, place);
+            detail::set_from(copy, detail::region_rows(block, own, place));
+            copy.to_strides = detail::message_strides(block, place);
+            outward_.pack(copy, message_rows(out_, block, place));
         }
         end_operand(out_, moves.arrivals, batch, place);
     }
 
     template <class T>
     void fetch(plan_block const& block, region const& place, token_view<T> const& local) {
-        auto copy = sized(block, local.batch(), place);
-        set_to(copy, local_rows(block, local));
+        auto copy = detail::copy_of(block, local.batch(), place);
+        detail::set_to(copy, detail::local_rows(block, local));
         if (auto* const begin = region_of(block.peer)) {
-            set_from(copy, region_rows(block, begin, place));
+            detail::set_from(copy, detail::region_rows(block, begin, place));
             copy.peer = block.peer;
-            list(inward_, copy);
+            inward_.list(copy);
         } else {
-            copy.from_strides = row_strides(block.message_strides, place.row_bytes);
-            unpacks_.push_back({copy, message_rows(in_, block, place)});
+            copy.from_strides = detail::message_strides(block, place);
+            inward_.unpack(copy, message_rows(in_, block, place));
         }
         saw(block.peer, ranks_.rank(), copy);
     }
@@ -391,24 +315,18 @@ class exchange {
     template <class T>
     void list_sum(plan_sum const& each, std::span<plan_source const> from, region const& place,
                   token_view<T> const& local) {
-        block_sum sum;
-        sum.to = reinterpret_cast<std::byte*>(local.row(0, each.token, each.head));
-        sum.extents = {local.batch(), each.tokens, each.heads};
-        sum.to_strides = byte_strides(local);
-        sum.elements = local.dim();
-        sums_.push_back(sum);
-        counts_.push_back(from.size());
+        auto* const to = reinterpret_cast<std::byte*>(local.row(0, each.token, each.head));
+        sums_.begin(detail::sum_of({to, byte_strides(local)},
+                                   {local.batch(), each.tokens, each.heads}, local.dim()));
+        auto const rows = local.batch() * each.tokens * each.heads;
         for (auto const& part : from) {
-            if (auto const* const begin = region_of(part.peer)) {
-                sources_.push_back(
-                    {begin + part.row * place.pitch, row_strides(each.row_strides, place.pitch)});
-            } else {
-                late_sources_.push_back({sources_.size(), message_rows(in_, part, place)});
-                sources_.push_back({nullptr, row_strides(part.message_strides, place.row_bytes)});
-            }
+            if (auto const* const begin = region_of(part.peer))
+                sums_.from(begin + part.row * place.pitch,
+                           detail::row_strides(each.row_strides, place.pitch));
+            else
+                sums_.from(message_rows(in_, part, place), detail::message_strides(part, place));
             seen_->moved(part.peer, ranks_.rank(),
-                         static_cast<std::size_t>(sum.extents[0] * each.tokens * each.heads *
-                                                  place.row_bytes));
+                         static_cast<std::size_t>(rows * place.row_bytes));
         }
     }
 
@@ -422,38 +340,17 @@ class exchange {
                                                     block.heads * place.row_bytes));
     }
 
-    static void list(copies& all, block_copy const& copy) {
-        all.blocks.push_back(merged(copy));
-        all.bytes += static_cast<std::size_t>(copy.bytes());
-    }
-    void execute(copies& all, queue_type queue) {
-        space_type::copy(queue, all.blocks, all.bytes * static_cast<std::size_t>(ranks_.size()));
-        all.clear();
-    }
     void saw(int from, int to, block_copy const& copy) {
         seen_->moved(from, to, static_cast<std::size_t>(copy.bytes()));
     }
 
-    void forget_sums() {
-        sums_.clear();
-        counts_.clear();
-        sources_.clear();
-        late_sources_.clear();
-    }
-
     Comm ranks_;
     Observer* seen_ = nullptr;
-    copies outward_, inward_;  ///< to execute before and after `publish`
-    std::vector<message_copy> packs_, unpacks_;
+    copy_list<space_type> outward_, inward_;  ///< to execute before and after `publish`
     messages out_, in_;
     std::vector<outgoing> outgoing_;
     std::vector<incoming> incoming_;
-    std::vector<block_sum> sums_;
-    std::vector<std::size_t> counts_;
-    std::vector<sum_source> sources_;
-    std::vector<late_source> late_sources_;
-    std::vector<block_sum> slot_sums_;
-    std::vector<sum_source> slot_sources_;
+    sum_list<space_type> sums_, slot_sums_;
     std::optional<ticket_type> ticket_;  ///< of messages on their way
     std::vector<std::byte*> parts_;      ///< of the operand that is being listed, by rank
 };
