@@ -150,6 +150,7 @@ std::array<std::vector<float>, 2> attend(int ranks, std::int64_t tokens,
         check(cudaStreamEndCapture(own_stream.handle, &graph));
         check(cudaGraphInstantiate(&again, graph, 0));
         check(cudaMemsetAsync(o.first, 0, o.bytes, own_stream.handle));
+        host.fence({});  // all have theirs before one launches: its kernels wait for the others
         check(cudaGraphLaunch(again, own_stream.handle));  // on every rank, as often
         o.get(outputs[1].data() + begin * row);
         check(cudaGraphExecDestroy(again));
