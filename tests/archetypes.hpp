@@ -282,6 +282,19 @@ struct differentiable_attention : attention {
 struct differentiable_attention_without_forward : differentiable_attention {
     void forward() const = delete;
 };
+/// Enqueues: its calls have a queue.
+struct queued_attention : attention {
+    using call = uly::queued<uly::attention_call, space>;
+    using in = uly::head_view<float const>;
+    using out = uly::head_view<float>;
+    void forward(call const&, in, in, in, out, out) const;
+    void backward(call const&, uly::attention_backward_views<float> const&) const;
+    std::size_t prepare(call const&, in, in, in, out, out) const;
+    std::size_t prepare(call const&, uly::attention_backward_views<float> const&) const;
+};
+struct queued_attention_of_the_host : queued_attention {
+    using space_type = uly::host_space;
+};
 
 // gemm --------------------------------------------------------------------------------------------
 

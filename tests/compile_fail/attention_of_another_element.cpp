@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: ulysses: an attention functor must have a const member `forward(attention_call, q, k, v, o, lse)` over head_local views of the operands' element type.
+// expect: ulysses: an attention functor must have a const member `forward(attention_call, q, k, v, o, lse)` over head_local views of the operands' element type; where its space has queues it is given a `queued<attention_call, space_type>`.
 
 // A functor for one element type makes a pipeline; a call with another is what is refused.
 #include <ulysses/ulysses.hpp>

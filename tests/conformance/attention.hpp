@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -418,6 +419,11 @@ struct attention_options {
 template <class T, class Attention>
 void check_attention(Attention const& attention, attention_options const& given = {}) {
     static_assert(ulysses::attention_for<Attention, T>);
+    static_assert(std::same_as<ulysses::functor_call_t<ulysses::attention_call, Attention>,
+                               ulysses::attention_call>,
+                  "conformance: the kit's operands are the host's, and its calls have no queue; of "
+                  "a functor of a "
+                  "device compare layers.");
     namespace in = attention_detail;
     constexpr auto features = Attention::features;
     static_assert(features.full || features.causal, "a functor has at least one mask");

@@ -108,6 +108,10 @@ static_assert(!uly::differentiable_attention_for<a::attention, float>);
 static_assert(
     !uly::differentiable_attention_for<a::differentiable_attention_without_forward, float>);
 
+static_assert(uly::differentiable_attention_for<a::queued_attention, float>);
+static_assert(uly::prepared_attention_for<a::queued_attention, float>);
+static_assert(!uly::attention_for<a::queued_attention_of_the_host, float>);
+
 static_assert(uly::gemm_for<a::gemm, float>);
 static_assert(!uly::gemm_for<a::gemm, double>);
 static_assert(!uly::gemm_for<a::gemm_without_space, float>);

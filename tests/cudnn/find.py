@@ -52,6 +52,10 @@ includes = [first("cudnn_frontend.h", *below("include")),
                   pathlib.Path("/usr/include/x86_64-linux-gnu"))]
 if MAJOR is None:
     includes.append(first("cuda_runtime_api.h", *below("nvidia/cu13/include", "nvidia/cuda_runtime/include")))
+# The frontend includes it. A compiler of CUDA may have it as well, and takes its own.
+nvrtc = below(f"nvidia/cu{MAJOR or 13}/include", "nvidia/cuda_nvrtc/include")
+if MAJOR is None or any((place / "nvrtc.h").is_file() for place in nvrtc):
+    includes.append(first("nvrtc.h", *nvrtc))
 # cuDNN looks it up while it makes plans, and ends the process where there is none.
 places = [root / lib for root in SYSTEM for lib in ("lib64", "lib", "lib/x86_64-linux-gnu")]
 if libraries.parts[-3:] == ("nvidia", "cudnn", "lib"):

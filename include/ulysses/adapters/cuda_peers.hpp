@@ -43,7 +43,7 @@ class communicator {
     communicator() = default;
 
     /// Collective. *Throws*, on every rank alike, `unsupported` where ranks do not reach each other's
-    /// memory or are too many, `out_of_memory`, `transport_error`.
+    /// memory or are too many, `out_of_memory`, `functor_failed` with an error of CUDA's.
     communicator(Host host, cudaStream_t stream, options const& given = {})
         : host_(std::move(host)) {
         fence_status status;

@@ -6,6 +6,7 @@
 #include <ulysses/core/number.hpp>
 #include <ulysses/core/progress.hpp>
 #include <ulysses/core/shape.hpp>
+#include <ulysses/core/space.hpp>
 #include <ulysses/core/tensor_view.hpp>
 #include <ulysses/core/visibility.hpp>
 
@@ -96,8 +97,10 @@ struct attention_backward_views {
 /// 4. `workspace_bytes<T>(extents)`: what both passes need in `call.workspace`; a functor allocates
 ///    nothing itself.
 /// 5. `features`: what it can do; asking for more is an error at construction.
+/// 6. `call` is a `queued<attention_call, space_type>` where the space has queues, and what is above
+///    is ordered on its `queue`; it has been done on return where the space is the host's.
 template <class A, class T>
-concept attention_for = requires(A const& attention, attention_call const& call,
+concept attention_for = requires(A const& attention, functor_call_t<attention_call, A> const& call,
                                  attention_extents const& extents, head_view<T const> in,
                                  head_view<T> out, head_view<accumulator_t<T>> lse) {
     typename A::space_type;
@@ -112,7 +115,7 @@ concept attention_for = requires(A const& attention, attention_call const& call,
 /// items; so are the gradients of sinks and bias where they are wanted.
 template <class A, class T>
 concept differentiable_attention_for = attention_for<A, T> &&
-    requires(A const& attention, attention_call const& call,
+    requires(A const& attention, functor_call_t<attention_call, A> const& call,
              attention_backward_views<T> const& views) {
     attention.backward(call, views);
 };
@@ -123,8 +126,8 @@ concept differentiable_attention_for = attention_for<A, T> &&
 /// `workspace_bytes` is no more than what a step is said to need. It is asked again before each call.
 template <class A, class T>
 concept prepared_attention_for = attention_for<A, T> &&
-    requires(A const& attention, attention_call const& call, head_view<T const> in,
-             head_view<T> out, head_view<accumulator_t<T>> lse,
+    requires(A const& attention, functor_call_t<attention_call, A> const& call,
+             head_view<T const> in, head_view<T> out, head_view<accumulator_t<T>> lse,
              attention_backward_views<T> const& views) {
     { attention.prepare(call, in, in, in, out, lse) } -> std::convertible_to<std::size_t>;
     { attention.prepare(call, views) } -> std::convertible_to<std::size_t>;

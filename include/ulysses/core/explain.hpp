@@ -83,11 +83,12 @@ consteval bool explain_attention() {
         "ulysses: an attention functor must say what memory it needs in a member template "
         "`std::size_t workspace_bytes<T>(attention_extents const&)`.");
     static_assert(
-        requires(A const& a, attention_call const& c, head_view<T const> in, head_view<T> out,
+        requires(A const& a, functor_call_t<attention_call, A> const& c, head_view<T const> in,
+                 head_view<T> out,
                  head_view<accumulator_t<T>> lse) { a.forward(c, in, in, in, out, lse); },
         "ulysses: an attention functor must have a const member `forward(attention_call, q, k, v, "
-        "o, lse)` "
-        "over head_local views of the operands' element type.");
+        "o, lse)` over head_local views of the operands' element type; where its space has queues "
+        "it is given a `queued<attention_call, space_type>`.");
     return false;
 }
 
