@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """usage: find.py [--cuda MAJOR] [DIRECTORY]...
 
-Prints where cuDNN is: its library, then the directories of headers of its frontend, of it and of CUDA, divided
-by semicolons. Looks at Python packages, those in the directories and those of the Python that runs it, then at
+Prints where cuDNN is: its library, then the directories of headers of its frontend, of it and of CUDA that no
+compiler knows, divided by semicolons. Looks at Python packages, those in the directories and those of the Python that runs it, then at
 the system's paths. Exits with 1 and says what is missing. With --cuda takes a cuDNN that was built for this major
 version of CUDA, which it asks the library for, and leaves CUDA's own headers to the compiler.
 """
@@ -63,4 +63,6 @@ if libraries.parts[-3:] == ("nvidia", "cudnn", "lib"):
 if not any(found for place in places for found in place.glob("libcublasLt.so.*")):
     sys.exit("no libcublasLt.so for cuDNN")
 print(libraries / "libcudnn.so.9")
-print(";".join(map(str, dict.fromkeys(includes))))
+# Compilers look there by themselves, and after their own directories.
+OWN = [pathlib.Path("/usr/include"), pathlib.Path("/usr/include/x86_64-linux-gnu")]
+print(";".join(str(place) for place in dict.fromkeys(includes) if place not in OWN))
