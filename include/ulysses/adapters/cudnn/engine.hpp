@@ -49,13 +49,7 @@ struct cudnn_engine::state {
     }
 
     void set_stream(cudaStream_t stream) {
-#if defined(NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING)
-        static auto const set = reinterpret_cast<decltype(&cudnnSetStream)>(
-            dlsym(fe::cudnn_dlhandle, "cudnnSetStream"));
-#else
-        auto const set = &cudnnSetStream;
-#endif
-        if (handle == nullptr || set == nullptr || set(handle, stream) != CUDNN_STATUS_SUCCESS)
+        if (handle == nullptr || fe::detail::set_stream(handle, stream) != CUDNN_STATUS_SUCCESS)
             raise(errc::functor_failed, where{}, "cudnn", "plans run on a device that is there",
                   handle == nullptr ? "one that is described" : "cudnnSetStream");
     }
