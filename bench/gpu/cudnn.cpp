@@ -330,8 +330,8 @@ void measure_speed(report const& to, engine_type& engine, std::int64_t tokens, b
         auto const took = timed(calls, call, [&] { on.stream.wait(); });
         to.add({uly::concat("cuDNN ", pass, ", ", tokens, " tokens"),
                 factor * causal_tflop(tokens, 8) / took.all, "TFLOP/s",
-                uly::concat("8 heads, 2 kv, of 128; ", took.all * 1e3, " ms, host ",
-                            took.host * 1e6, " us")});
+                uly::concat("8 heads, 2 kv, of 128; ", brief(took.all * 1e3), " ms, host ",
+                            brief(took.host * 1e6), " us")});
     };
     add("forward", 1, [&] { on.forward(attention); });
     add("backward", 2.5, [&] { on.backward(attention); });

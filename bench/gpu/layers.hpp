@@ -14,7 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
@@ -294,6 +294,13 @@ seconds_of_calls timed(int calls, Call const& call, Wait const& wait) {
     auto const host = since();
     wait();
     return {since(), host};
+}
+
+/// A number in four digits.
+inline std::string brief(double number) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.4g", number);
+    return text.data();
 }
 
 /// Operations of causal attention with a head dim of 128, forward: half of 4 S^2 D a head; 2.5 times that backward.

@@ -122,7 +122,7 @@ void measure(report const& to, int ranks, std::int64_t tokens) {
     auto const name = uly::concat(tokens, " tokens, causal, ", ranks, " ranks");
     auto const seconds = slowest(taken).all;
     to.add({name, causal_tflop(tokens, heads) / seconds, "TFLOP/s",
-            uly::concat("8 heads of 128, 1 kv, bf16; ", seconds, " s")});
+            uly::concat("8 heads, 1 kv, of 128; ", brief(seconds), " s")});
     // P is rounded to bf16, as is o. A NaN is no number that is allowed.
     auto worst = off.front() / (4 * 0x1p-8);
     if (auto const last = off.back() / (4 * 0x1p-8); !(last <= worst)) worst = last;

@@ -4,6 +4,8 @@
 #include "../bench.hpp"
 
 #include <chrono>
+#include <cstddef>
+#include <cstdio>
 #include <functional>
 #include <optional>
 #include <string>
@@ -55,15 +57,15 @@ class made_once {
 /// device memory, or that a library has no kernel for, is one that is not measured.
 class table {
    public:
-    /// `json`: null for none. Parts that begin after `most` are not measured.
-    table(char const* json, std::chrono::seconds most);
+    /// `json`: null for none. After `most` no part begins, and the one that runs is ended.
+    table(char const* json, std::chrono::seconds most, std::FILE* to = stdout);
 
     /// *Throws* `std::runtime_error` when there is no process to be had.
     void run(group const& parts);
 
     std::vector<result> const& rows() const { return rows_; }
-    /// Prints what was not as it should be and what was measured of time, and how many results there are.
-    /// False if one is wrong.
+    /// Prints times, and what is not as it should be; how many results there are. False if one is wrong, or a part
+    /// has failed.
     bool print_summary() const;
 
    private:
@@ -72,6 +74,7 @@ class table {
     void save() const;
 
     char const* json_;
+    std::FILE* to_;
     std::chrono::steady_clock::time_point end_;
     std::vector<result> rows_;
     int silent_ = 0;  ///< parts of this group that were

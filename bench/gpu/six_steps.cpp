@@ -272,8 +272,8 @@ class case_of_layer {
             for (auto const& [output, i] : {std::pair{"y", 0u}, std::pair{"dx", 3u}})
                 if (i == 0 || trains) {
                     auto const differ = others(seen.out[i], alone.out[i]);
-                    to.add({uly::concat(name, ": other elements of ", output), differ, "",
-                            "the bits of 1 rank, of all",
+                    to.add({uly::concat(name, ": ", output), differ, "elements",
+                            "other bits than 1 rank, of all",
                             differ / static_cast<double>(seen.out[i].size())});
                 }
         if (fence == fence_way::flags)
@@ -315,7 +315,7 @@ class case_of_layer {
     /// With `fence_way::flags` the results are a graph's.
     outcome over_ranks(int ranks, bool trains, fence_way fence) {
         outcome result;
-        for (std::size_t i = 0; i < 4; ++i) result.out[i].resize(in_[i].size());
+        for (std::size_t i = 0; i < (trains ? 4 : 1); ++i) result.out[i].resize(in_[i].size());
         std::vector<seconds_of_calls> calls(static_cast<std::size_t>(ranks)), graphs(calls);
         std::mutex adding;
         on_threads(ranks, group_options(fence), [&](ranks_type const& each) {
@@ -331,15 +331,11 @@ class case_of_layer {
             auto const call = [&] { run(); };
             auto const wait = [&] { wait_for(each); };
             auto const take = [&] {
-                auto const rows = [&](std::size_t i) {
-                    return std::span(result.out[i])
-                        .subspan(static_cast<std::size_t>(first * of_.channels),
-                                 static_cast<std::size_t>(count * of_.channels));
-                };
                 wait();
                 std::lock_guard const lock(adding);
-                get(out, 0, rows(0)), get(out, 3, rows(3));
-                get(out, 1, std::span(result.out[1])), get(out, 2, std::span(result.out[2]));
+                for (std::size_t i = 0; i < 4; ++i)
+                    if (!result.out[i].empty())
+                        get(out, i, part(std::span(result.out[i]), i, first, count));
             };
             call();  // plans, windows and memory
             calls[me] = timed(calls_, call, wait);
@@ -359,13 +355,15 @@ class case_of_layer {
     }
 
     void put(device_matrices const& to, std::int64_t first, std::int64_t count) const {
-        for (std::size_t i = 0; i < 4; ++i) {
-            auto const all = std::span(in_[i]);
-            to[i].put(i == 1 || i == 2
-                          ? all
-                          : all.subspan(static_cast<std::size_t>(first * of_.channels),
-                                        static_cast<std::size_t>(count * of_.channels)));
-        }
+        for (std::size_t i = 0; i < 4; ++i) to[i].put(part(std::span(in_[i]), i, first, count));
+    }
+    /// Weights, of which each rank has all, or the rows of some tokens.
+    template <class T>
+    std::span<T> part(std::span<T> all, std::size_t i, std::int64_t first,
+                      std::int64_t count) const {
+        if (i == 1 || i == 2) return all;
+        return all.subspan(static_cast<std::size_t>(first * of_.channels),
+                           static_cast<std::size_t>(count * of_.channels));
     }
     /// Adds to what is there.
     static void get(device_matrices const& from, std::size_t i, std::span<float> to) {
@@ -437,8 +435,7 @@ group six_steps(bool quick) {
                          std::string const& what, fence_way fence) {
         for (auto const trains : {false, true})
             for (int const ranks : {1, 2, 4, 8}) {
-                auto const name = uly::concat(trains ? "6 steps and back" : "6 steps", what, ", ",
-                                              ranks, " ranks");
+                auto const name = uly::concat(trains ? "training" : "6 steps", what, ", ", ranks, " ranks");
                 parts.push_back({name, 60, [=](report const& to) {
                                      layer->get(of, calls, exact)
                                          .measure(to, name, ranks, trains, fence);
