@@ -90,8 +90,10 @@ void measure_calls(report const& to, bool quick) {
             auto const wait = [&] { wait_for(each); };
             rank_of_layer layer(each, small, false);
             layer.attend(), layer.train();
-            all[me] = timed(calls, [&] { layer.attend(); }, wait);
-            training[me] = timed(calls, [&] { layer.train(); }, wait);
+            all[me] = timed(
+                calls, [&] { layer.attend(); }, wait);
+            training[me] = timed(
+                calls, [&] { layer.train(); }, wait);
         });
         auto const add = [&](char const* name, seconds_of_calls const& most,
                              seconds_of_calls& of_one) {
@@ -114,9 +116,11 @@ void measure_graph(report const& to, bool quick) {
         auto const wait = [&] { wait_for(each); };
         rank_of_layer layer(each, small, false);
         layer.attend();
-        eager[me] = timed(calls, [&] { layer.attend(); }, wait);
+        eager[me] = timed(
+            calls, [&] { layer.attend(); }, wait);
         graph_of_call const graph(layer.stream(), [&] { layer.attend(); });
-        replayed[me] = timed(calls, [&] { graph.launch(); }, wait);
+        replayed[me] = timed(
+            calls, [&] { graph.launch(); }, wait);
     });
     auto const by_graph = slowest(replayed).all;
     to.add({"attend by a graph, 4 ranks", by_graph * 1e6, "us", "attend by its call",

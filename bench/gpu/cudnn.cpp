@@ -271,10 +271,10 @@ void check_option(report const& to, engine_type& engine, option const& asked) {
         on.fetch();
         exact.backward(uly::reference_attention{});
         seen.take("dq", largest_difference(p.dq, exact.dq) / (allowed.dq + product));
-        seen.take("dk", largest_difference(p.dk, exact.dk) /
-                            (allowed.dk + rounding(exact.dk) + product));
-        seen.take("dv", largest_difference(p.dv, exact.dv) /
-                            (allowed.dv + rounding(exact.dv) + product));
+        seen.take("dk",
+                  largest_difference(p.dk, exact.dk) / (allowed.dk + rounding(exact.dk) + product));
+        seen.take("dv",
+                  largest_difference(p.dv, exact.dv) / (allowed.dv + rounding(exact.dv) + product));
         seen.take("dsinks", off(p.dsinks, exact.dsinks) / (allowed.dsinks + product));
         seen.take("dbias", off(p.dbias, exact.dbias) / (allowed.dbias + product));
     });
@@ -347,17 +347,17 @@ group cudnn(bool quick) {
         parts.push_back({"cuDNN, " + all[i].name, 60, [=, asked = all[i]](report const& to) {
                              check_option(to, engine->get(), asked);
                          }});
-    parts.push_back({"cuDNN, dropout", 60, [=](report const& to) {
-                         auto const wrong = dropout_is_right(engine->get()) ? 0.0 : 1.0;
-                         to.add({"cuDNN, dropout", wrong, "", "a mean of 1, and repeats", wrong,
-                                 "<= 0"});
-                     }});
+    parts.push_back(
+        {"cuDNN, dropout", 60, [=](report const& to) {
+             auto const wrong = dropout_is_right(engine->get()) ? 0.0 : 1.0;
+             to.add({"cuDNN, dropout", wrong, "", "a mean of 1, and repeats", wrong, "<= 0"});
+         }});
     for (std::int64_t const tokens : {2048, 8192, 32768})
         if (!quick || tokens == 2048)
-            parts.push_back({uly::concat("cuDNN, speed of ", tokens, " tokens"), 60,
-                             [=](report const& to) {
-                                 measure_speed(to, engine->get(), quick ? 64 : tokens, quick);
-                             }});
+            parts.push_back(
+                {uly::concat("cuDNN, speed of ", tokens, " tokens"), 60, [=](report const& to) {
+                     measure_speed(to, engine->get(), quick ? 64 : tokens, quick);
+                 }});
     return parts;
 }
 

@@ -210,9 +210,9 @@ class rank_of_layer {
 };
 
 /// A stream that waits in vain ends before the part of the benchmark does.
-inline ulysses::cuda_peers::options group_options(
-    ulysses::cuda_peers::fence_way fence,
-    ulysses::copy_way way = ulysses::copy_way::kernel) {
+inline ulysses::cuda_peers::options
+group_options(ulysses::cuda_peers::fence_way fence,
+              ulysses::copy_way way = ulysses::copy_way::kernel) {
     return {.fence = fence, .way = way, .deadline = std::chrono::seconds(10)};
 }
 inline char const* text_of(ulysses::copy_way way) {

@@ -100,25 +100,26 @@ void measure(report const& to, int ranks, std::int64_t tokens) {
         .heads = heads, .kv_heads = 1, .head_dim = dim, .mask = uly::mask::causal};
     std::vector<seconds_of_calls> taken(static_cast<std::size_t>(ranks));
     std::vector<double> off(taken.size());
-    on_threads(ranks, group_options(uly::cuda_peers::fence_way::events), [&](ranks_type const& each) {
-        auto const me = static_cast<std::size_t>(each.rank());
-        auto const [first, count] = share(tokens, each.rank(), each.size());
-        long_operands const x(each.queue().stream, first, count);
-        engine_type engine;
-        uly::pipeline whole{each, uly::sequence_local{}, sdpa_type(engine), layer};
-        auto const step = uly::sequence::of(1, shares(tokens, ranks));
-        auto const call = [&] { whole.attend(step, x[0], x[1], x[2], x[3]); };
-        call();  // plans, windows and memory
-        taken[me] = timed(1, call, [&] { wait_for(each); });
-        if (each.rank() != 0 && each.rank() + 1 != each.size()) return;
-        auto const head = each.rank() == 0 ? 0 : heads - 1;
-        auto const exact = exact_row(first + count - 1, head);
-        auto const seen = x.row(count - 1, head);
-        for (std::size_t d = 0; d < seen.size(); ++d) {
-            auto const differs = std::fabs(static_cast<double>(seen[d]) - exact[d]);
-            if (!(differs <= off[me])) off[me] = differs;
-        }
-    });
+    on_threads(ranks, group_options(uly::cuda_peers::fence_way::events),
+               [&](ranks_type const& each) {
+                   auto const me = static_cast<std::size_t>(each.rank());
+                   auto const [first, count] = share(tokens, each.rank(), each.size());
+                   long_operands const x(each.queue().stream, first, count);
+                   engine_type engine;
+                   uly::pipeline whole{each, uly::sequence_local{}, sdpa_type(engine), layer};
+                   auto const step = uly::sequence::of(1, shares(tokens, ranks));
+                   auto const call = [&] { whole.attend(step, x[0], x[1], x[2], x[3]); };
+                   call();  // plans, windows and memory
+                   taken[me] = timed(1, call, [&] { wait_for(each); });
+                   if (each.rank() != 0 && each.rank() + 1 != each.size()) return;
+                   auto const head = each.rank() == 0 ? 0 : heads - 1;
+                   auto const exact = exact_row(first + count - 1, head);
+                   auto const seen = x.row(count - 1, head);
+                   for (std::size_t d = 0; d < seen.size(); ++d) {
+                       auto const differs = std::fabs(static_cast<double>(seen[d]) - exact[d]);
+                       if (!(differs <= off[me])) off[me] = differs;
+                   }
+               });
     auto const name = uly::concat(tokens, " tokens, causal, ", ranks, " ranks");
     auto const seconds = slowest(taken).all;
     to.add({name, causal_tflop(tokens, heads) / seconds, "TFLOP/s",

@@ -50,11 +50,13 @@ result parsed(std::string_view line) {
         field = line.substr(0, end);
         line.remove_prefix(end + 1);
     }
-    return {fields[0], std::strtod(fields[1].c_str(), nullptr),
-            fields[2], fields[3],
-            std::strtod(fields[4].c_str(), nullptr), fields[5],
+    return {fields[0],       std::strtod(fields[1].c_str(), nullptr), fields[2],
+            fields[3],       std::strtod(fields[4].c_str(), nullptr), fields[5],
             fields[6] == "1"};
 }
+
+/// How a process ends that has told of the part that failed.
+constexpr int has_told = 64;
 
 /// Runs the parts from `first` on, up to one that fails.
 [[noreturn]] void run_here(group const& parts, std::size_t first, report const& to) {
@@ -66,10 +68,12 @@ result parsed(std::string_view line) {
             auto const cannot =
                 e.code() == uly::errc::out_of_memory || e.code() == uly::errc::unsupported;
             to.add(cannot ? not_measured(name, e.what()) : failed(name, e.what()));
-            _exit(0);
+            to.end();
+            _exit(has_told);
         } catch (std::exception const& e) {
             to.add(failed(name, e.what()));
-            _exit(0);
+            to.end();
+            _exit(has_told);
         }
         to.end();
     }
@@ -114,14 +118,13 @@ table::table(char const* json, std::chrono::seconds most, std::FILE* to)
 
 void table::run(group const& parts) {
     silent_ = 0;
-    for (std::size_t next = 0; next < parts.size();) {
-        if (silent_ < 2 && clock::now() < end_)
-            next = run_from(parts, next);
-        else
-            add(not_measured(parts[next++].name, silent_ < 2
-                                                     ? "there is no time left"
-                                                     : "two parts before it were silent"));
-    }
+    std::size_t next = 0;
+    while (next < parts.size() && silent_ < 2 && clock::now() < end_) next = run_from(parts, next);
+    if (next == parts.size()) return;
+    auto const* const why =
+        silent_ < 2 ? "there is no time left" : "two parts before it were silent";
+    add(not_measured(parts[next].name,
+                     uly::concat(why, ", nor are ", parts.size() - next - 1, " parts behind it")));
 }
 
 /// Returns the part to go on with.
@@ -164,13 +167,14 @@ std::size_t table::run_from(group const& parts, std::size_t first) {
     }
     close(ends[0]);
     auto const status = end_process(child, silent);
-    if (next == parts.size()) return next;
+    auto const told = !said && WIFEXITED(status) && WEXITSTATUS(status) == has_told;
+    if (next == parts.size() || told) return next;
     auto const& name = parts[next].name;
     if (silent && clock::now() > end_)
         add(not_measured(name, "there was no time left"));
     else if (silent)
         ++silent_, add(failed(name, uly::concat("silent for ", parts[next].seconds, " seconds")));
-    else if (status != 0 || !said)
+    else
         add(failed(name, uly::concat("its process ended with status ", status)));
     return next + 1;
 }
@@ -201,8 +205,8 @@ bool table::print_summary() const {
         right = right && (met(row) || !is_result(row));
         if (!row.measured || !is_right) print(row, to_);
     }
-    std::fprintf(to_, "%td results; %td lines missed their target, %td were not measured\n", results,
-                 missed, missing);
+    std::fprintf(to_, "%td results; %td lines missed their target, %td were not measured\n",
+                 results, missed, missing);
     return right;
 }
 

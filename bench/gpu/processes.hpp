@@ -192,8 +192,8 @@ std::string run_processes(int ranks, Body const& body) {
         if (status == 0) return;
         all->gone.compare_exchange_strong(none, 1 + static_cast<int>(r));
         if (failed.empty())
-            failed = ulysses::concat("rank ", all->gone - 1, ": ", all->text, " (status ", status,
-                                     ")");
+            failed =
+                ulysses::concat("rank ", all->gone - 1, ": ", all->text, " (status ", status, ")");
     };
     // As they end, so that the others hear of one that was killed.
     for (std::size_t r = 0; r < children.size(); ++r)

@@ -159,15 +159,16 @@ void check_several(report const& to, std::string const& name, place const& at, i
 std::vector<group> results(bool quick) {
     sizes const of = quick ? sizes{.tokens = 24, .heads = 8, .kv_heads = 8, .dim = 4} : sizes{};
     auto const all = std::make_shared<all_results>(of);
-    group threads{{"1 rank", 60, [=](report const& to) { check_one(to, of, *all); }}}, processes;
+    group threads{{"1 rank", 60, [=](report const&to) { check_one(to, of, *all); }}}, processes;
     for (auto const& at : places)
         for (int const ranks : {2, 4, 8})
             for (auto const way : {copy_way::kernel, copy_way::engine}) {
                 auto const name = uly::concat(ranks, " ranks, ", at.name, ", ", text_of(way));
-                (at.processes ? processes : threads)
-                    .push_back({name, 40, [=](report const& to) {
-                                    check_several(to, name, at, ranks, way, of, *all);
-                                }});
+                (at.processes ? processes : threads).push_back({name, 40, [=](report const& to) {
+                                                                    check_several(to, name, at,
+                                                                                  ranks, way, of,
+                                                                                  *all);
+                                                                }});
             }
     return {threads, processes};
 }

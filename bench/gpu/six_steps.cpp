@@ -158,10 +158,17 @@ class bare_calls {
    public:
     bare_calls(cudaStream_t stream, engine_type& engine, layer_sizes const& of, bool trains,
                std::array<bf16*, 4> const& in, std::array<bf16*, 4> const& out)
-        : of_(of), trains_(trains), in_(in), out_(out), attention_(engine),
-          qkv_(stream, 3 * of.tokens * of.inner()), dqkv_(stream, 3 * of.tokens * of.inner()),
-          o_(stream, of.tokens * of.inner()), dout_(stream, of.tokens * of.inner()),
-          lse_(stream, of.tokens * of.heads), sums_(stream, 2 * of.tokens * of.inner()) {
+        : of_(of),
+          trains_(trains),
+          in_(in),
+          out_(out),
+          attention_(engine),
+          qkv_(stream, 3 * of.tokens * of.inner()),
+          dqkv_(stream, 3 * of.tokens * of.inner()),
+          o_(stream, of.tokens * of.inner()),
+          dout_(stream, of.tokens * of.inner()),
+          lse_(stream, of.tokens * of.heads),
+          sums_(stream, 2 * of.tokens * of.inner()) {
         call_.queue = {.stream = stream};
         call_.visible.mask = uly::mask::causal;
         call_.visible.queries = call_.visible.keys = of.tokens;
@@ -178,14 +185,20 @@ class bare_calls {
         };
         output_ = {o_.data(), extents};
         rows_ = {lse_.data(), {1, of.tokens, of.heads, 1}};
-        views_ = {constant(part(qkv_, 0)), constant(part(qkv_, 1)), constant(part(qkv_, 2)),
-                  constant(output_), uly::head_view<bf16 const>(dout_.data(), extents),
-                  constant(rows_), part(dqkv_, 0), {sums_.data(), extents},
-                  {sums_.data() + of.tokens * inner, extents}, {}};
+        views_ = {constant(part(qkv_, 0)),
+                  constant(part(qkv_, 1)),
+                  constant(part(qkv_, 2)),
+                  constant(output_),
+                  uly::head_view<bf16 const>(dout_.data(), extents),
+                  constant(rows_),
+                  part(dqkv_, 0),
+                  {sums_.data(), extents},
+                  {sums_.data() + of.tokens * inner, extents},
+                  {}};
         auto bytes = attention_.prepare(call_, views_.q, views_.k, views_.v, output_, rows_);
         if (trains) bytes = std::max(bytes, attention_.prepare(call_, views_));
-        workspace_ = std::make_unique<device_array<std::byte>>(stream,
-                                                               static_cast<std::int64_t>(bytes));
+        workspace_ =
+            std::make_unique<device_array<std::byte>>(stream, static_cast<std::int64_t>(bytes));
         call_.workspace = {workspace_->data(), workspace_->bytes()};
     }
 
@@ -204,9 +217,8 @@ class bare_calls {
     }
 
    private:
-    void multiply(std::int64_t m, std::int64_t n, std::int64_t k,
-                  uly::gemm_operand<bf16> const& a, uly::gemm_operand<bf16> const& b,
-                  bf16* c) const {
+    void multiply(std::int64_t m, std::int64_t n, std::int64_t k, uly::gemm_operand<bf16> const& a,
+                  uly::gemm_operand<bf16> const& b, bf16* c) const {
         uly::queued<uly::gemm_call<bf16>, uly::cuda_space> call;
         call.m = m, call.n = n, call.k = k;
         call.a = a, call.b = b, call.c = c, call.c_stride = n;
@@ -260,8 +272,9 @@ class case_of_layer {
         auto const& alone = one(trains, fence);
         auto const& seen = ranks == 1 ? alone : several;
         auto const by_host = !exact_[0].empty();
-        auto const worst = compare(
-            seen.out, by_host ? exact_ : ranks == 1 ? bare(trains).out : alone.out);
+        auto const worst = compare(seen.out, by_host      ? exact_
+                                             : ranks == 1 ? bare(trains).out
+                                                          : alone.out);
         to.add({name + ": difference", worst.part, "parts",
                 uly::concat(by_host      ? "fp64 on the host"
                             : ranks == 1 ? "bare calls"
@@ -345,7 +358,8 @@ class case_of_layer {
                 return take();
             }
             graph_of_call const graph(stream, call);
-            graphs[me] = timed(calls_, [&] { graph.launch(); }, wait);
+            graphs[me] = timed(
+                calls_, [&] { graph.launch(); }, wait);
             out.clear();
             graph.launch();
             take();
@@ -391,11 +405,11 @@ class case_of_layer {
             int roundings;
         };
         worst_part worst;
-        for (auto const& each : {output{"y", 0, c, 0, c, 6}, output{"dx", 3, c, 0, c, 15},
-                                 output{"dWq", 1, 3 * inner, 0, inner, 13},
-                                 output{"dWk", 1, 3 * inner, inner, inner, 13},
-                                 output{"dWv", 1, 3 * inner, 2 * inner, inner, 13},
-                                 output{"dWo", 2, c, 0, c, 13}}) {
+        for (auto const& each :
+             {output{"y", 0, c, 0, c, 6}, output{"dx", 3, c, 0, c, 15},
+              output{"dWq", 1, 3 * inner, 0, inner, 13},
+              output{"dWk", 1, 3 * inner, inner, inner, 13},
+              output{"dWv", 1, 3 * inner, 2 * inner, inner, 13}, output{"dWo", 2, c, 0, c, 13}}) {
             auto const &x = seen[each.matrix], &y = exact[each.matrix];
             if (x.empty() || y.empty()) continue;
             double largest = 0, magnitude = 0;
@@ -435,11 +449,12 @@ group six_steps(bool quick) {
                          std::string const& what, fence_way fence) {
         for (auto const trains : {false, true})
             for (int const ranks : {1, 2, 4, 8}) {
-                auto const name = uly::concat(trains ? "training" : "6 steps", what, ", ", ranks, " ranks");
-                parts.push_back({name, 60, [=](report const& to) {
-                                     layer->get(of, calls, exact)
-                                         .measure(to, name, ranks, trains, fence);
-                                 }});
+                auto const name =
+                    uly::concat(trains ? "training" : "6 steps", what, ", ", ranks, " ranks");
+                parts.push_back(
+                    {name, 60, [=](report const& to) {
+                         layer->get(of, calls, exact).measure(to, name, ranks, trains, fence);
+                     }});
             }
     };
     add(on_small, small, quick ? 1 : 50, true, "", fence_way::events);
