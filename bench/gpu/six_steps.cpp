@@ -334,9 +334,9 @@ class case_of_layer {
         on_threads(ranks, group_options(fence), [&](ranks_type const& each) {
             auto const stream = each.queue().stream;
             auto const me = static_cast<std::size_t>(each.rank());
-            auto const [first, count] = share(of_.tokens, each.rank(), ranks);
-            device_matrices const in(stream, of_, count), out(stream, of_, count);
-            put(in, first, count), out.clear();
+            auto const own = share(of_.tokens, each.rank(), ranks);
+            device_matrices const in(stream, of_, own.second), out(stream, of_, own.second);
+            put(in, own.first, own.second), out.clear();
             uly::pipeline layer{each, uly::sequence_local{}, sdpa_type(engines_[me].get()),
                                 of_.shape(), uly::dense{uly::cublas{}}};
             calls_of_layer<decltype(layer), bf16, uly::cuda_space> run(
@@ -348,7 +348,7 @@ class case_of_layer {
                 std::lock_guard const lock(adding);
                 for (std::size_t i = 0; i < 4; ++i)
                     if (!result.out[i].empty())
-                        get(out, i, part(std::span(result.out[i]), i, first, count));
+                        get(out, i, part(std::span(result.out[i]), i, own.first, own.second));
             };
             call();  // plans, windows and memory
             calls[me] = timed(calls_, call, wait);
