@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -23,6 +25,8 @@ namespace {
 
 namespace uly = ulysses;
 using uly::detail::expect_cuda;
+
+constexpr std::string_view names[] = {"threads", "processes", "costs", "cudnn", "steps", "million"};
 
 constexpr char usage[] =
     "usage: ulysses_bench_gpu [--quick] [--only NAME]... [--seconds N] [--json FILE]\n"
@@ -66,17 +70,14 @@ int run(options const& given) {
         return 3;
     }
     auto const checks = results(given.quick);
-    struct {
-        char const* name;
-        group parts;
-    } const groups[] = {{"threads", checks[0]},
-                        {"processes", checks[1]},
-                        {"costs", costs(given.quick)},
-                        {"cudnn", cudnn(given.quick)},
-                        {"steps", six_steps(given.quick)},
-                        {"million", million(given.quick)}};
-    for (auto const& each : groups)
-        if (given.only.empty() || std::ranges::count(given.only, each.name)) all.run(each.parts);
+    group const groups[] = {checks[0],
+                            checks[1],
+                            costs(given.quick),
+                            cudnn(given.quick),
+                            six_steps(given.quick),
+                            million(given.quick)};
+    for (std::size_t i = 0; i < std::size(names); ++i)
+        if (given.only.empty() || std::ranges::count(given.only, names[i])) all.run(groups[i]);
     return all.print_summary() ? 0 : 1;
 }
 
@@ -91,7 +92,8 @@ int main(int argc, char** argv) {
         auto const has_value = i + 1 < argc;
         if (option == "--quick") {
             given.quick = true;
-        } else if (option == "--only" && has_value) {
+        } else if (option == "--only" && has_value &&
+                   std::ranges::count(ulysses_bench::names, argv[i + 1])) {
             given.only.push_back(argv[++i]);
         } else if (option == "--seconds" && has_value) {
             given.most = std::chrono::seconds(std::atoi(argv[++i]));

@@ -31,7 +31,8 @@ namespace {
 namespace uly = ulysses;
 using clock = std::chrono::steady_clock;
 
-/// A line of the pipe: fields, each ended by a character that no text holds; none where a part has ended.
+/// A line of the pipe: fields, each ended by a character that no text holds; none where a part has ended, and an
+/// empty one where the process goes no further.
 constexpr char end_of_field = '\x1f', end_of_line = '\n';
 
 void write_all(int to, std::string_view text) {
@@ -55,9 +56,6 @@ result parsed(std::string_view line) {
             fields[6] == "1"};
 }
 
-/// How a process ends that has told of the part that failed.
-constexpr int has_told = 64;
-
 /// Runs the parts from `first` on, up to one that fails.
 [[noreturn]] void run_here(group const& parts, std::size_t first, report const& to) {
     for (auto i = first; i < parts.size(); ++i) {
@@ -68,12 +66,12 @@ constexpr int has_told = 64;
             auto const cannot =
                 e.code() == uly::errc::out_of_memory || e.code() == uly::errc::unsupported;
             to.add(cannot ? not_measured(name, e.what()) : failed(name, e.what()));
-            to.end();
-            _exit(has_told);
+            to.end(false);
+            _exit(0);
         } catch (std::exception const& e) {
             to.add(failed(name, e.what()));
-            to.end();
-            _exit(has_told);
+            to.end(false);
+            _exit(0);
         }
         to.end();
     }
@@ -111,7 +109,10 @@ void report::add(result const& row) const {
     write_all(pipe_, line += end_of_line);
 }
 
-void report::end() const { write_all(pipe_, std::string(1, end_of_line)); }
+void report::end(bool goes_on) const {
+    std::string const line{end_of_field, end_of_line};
+    write_all(pipe_, std::string_view(line).substr(goes_on ? 1 : 0));
+}
 
 table::table(char const* json, std::chrono::seconds most, std::FILE* to)
     : json_(json), to_(to), end_(clock::now() + most) {}
@@ -143,10 +144,10 @@ std::size_t table::run_from(group const& parts, std::size_t first) {
     close(ends[1]);
     setpgid(child, child);
     auto next = first;
-    auto said = false, silent = false;  // since the last part
+    auto silent = false, goes_on = true;
     auto last = clock::now();
     std::string text;
-    while (!silent && next < parts.size()) {
+    while (!silent && goes_on && next < parts.size()) {
         std::array<char, 4096> bytes{};
         pollfd waiting{ends[0], POLLIN, 0};
         if (poll(&waiting, 1, 100) > 0) {
@@ -156,10 +157,12 @@ std::size_t table::run_from(group const& parts, std::size_t first) {
             last = clock::now();
         }
         for (auto end = text.find(end_of_line); end != text.npos; end = text.find(end_of_line)) {
-            if (end == 0)
-                ++next, said = false;
+            auto const line = std::string_view(text).substr(0, end);
+            goes_on = goes_on && line != std::string_view(&end_of_field, 1);
+            if (line.empty() || !goes_on)
+                ++next;
             else
-                add(parsed(std::string_view(text).substr(0, end))), said = true;
+                add(parsed(line));
             text.erase(0, end + 1);
         }
         silent = next < parts.size() &&
@@ -167,8 +170,7 @@ std::size_t table::run_from(group const& parts, std::size_t first) {
     }
     close(ends[0]);
     auto const status = end_process(child, silent);
-    auto const told = !said && WIFEXITED(status) && WEXITSTATUS(status) == has_told;
-    if (next == parts.size() || told) return next;
+    if (next == parts.size() || !goes_on) return next;
     auto const& name = parts[next].name;
     if (silent && clock::now() > end_)
         add(not_measured(name, "there was no time left"));

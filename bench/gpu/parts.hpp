@@ -21,8 +21,8 @@ class report {
    public:
     explicit report(int pipe) : pipe_(pipe) {}
     void add(result const& row) const;
-    /// The part has ended.
-    void end() const;
+    /// The part has ended, and the process goes on with the next.
+    void end(bool goes_on = true) const;
 
    private:
     int pipe_;
