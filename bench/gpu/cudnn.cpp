@@ -11,12 +11,11 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <span>
 #include <string>

@@ -296,6 +296,15 @@ seconds_of_calls timed(int calls, Call const& call, Wait const& wait) {
     return {since(), host};
 }
 
+/// Seconds of one of a few launches. Between graphs ranks' hosts do not meet: were there so many that a stream has no room
+/// for the next, its host could wait for launches that another's is kept from.
+template <class Wait>
+double seconds_of_launch(graph_of_call const& graph, int calls, Wait const& wait) {
+    return timed(
+               std::min(calls, 10), [&] { graph.launch(); }, wait)
+        .all;
+}
+
 /// A number in four digits.
 inline std::string brief(double number) {
     std::array<char, 32> text{};

@@ -358,8 +358,7 @@ class case_of_layer {
                 return take();
             }
             graph_of_call const graph(stream, call);
-            graphs[me] = timed(
-                calls_, [&] { graph.launch(); }, wait);
+            graphs[me].all = seconds_of_launch(graph, calls_, wait);
             out.clear();
             graph.launch();
             take();
