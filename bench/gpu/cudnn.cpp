@@ -226,7 +226,7 @@ void check_option(report const& to, engine_type& engine, option const& asked) {
     attention_test::copy_scores(p, p);
     auto exact = attention_test::converted<double>(p);
     auto const allowed = attention_test::bounds_of(p);
-    device_problem<uly::bf16> on(p);
+    device_problem<uly::bf16> on{p};
     sdpa_type const attention(engine, asked.options);
     // `run` tells how far off it is; false: cuDNN has no such plan.
     auto const add = [&](std::string_view pass, auto const& run) {
@@ -298,7 +298,7 @@ bool dropout_is_right(engine_type& engine) {
     sdpa_type const attention(engine);
     std::array<double, 2> means{};
     for (auto& mean : means) {
-        device_problem<uly::bf16> on(p);
+        device_problem<uly::bf16> on{p};
         on.forward(attention);
         on.fetch();
         for (auto const value : p.o.memory) mean += static_cast<double>(value);
@@ -322,7 +322,7 @@ void measure_speed(report const& to, engine_type& engine, std::int64_t tokens, b
     std::mt19937_64 random{1};
     auto p = attention_test::random_problem<uly::bf16>(random, size);
     sdpa_type const attention(engine);
-    device_problem<uly::bf16> on(p);
+    device_problem<uly::bf16> on{p};
     auto const add = [&](std::string_view pass, double factor, auto const& call) {
         for (int i = 0; i < (quick ? 1 : 3); ++i) call();
         int const calls = quick ? 1 : 10;
