@@ -36,17 +36,22 @@ inline bool met(result const& row) {
     return row.target[0] == '>' ? row.ratio >= bound : row.ratio <= bound;
 }
 
+inline void print_head(std::FILE* to = stdout) {
+    std::fprintf(to, "%-46s %12s %-9s %-46s %7s %-8s\n", "what", "value", "unit", "against",
+                 "ratio", "target");
+}
+inline void print(result const& row, std::FILE* to = stdout) {
+    if (!row.measured)
+        std::fprintf(to, "%-46s %12s %-9s %s%s\n", row.name.c_str(), "-", "", row.against.c_str(),
+                     met(row) ? "" : "  missed");
+    else
+        std::fprintf(to, "%-46s %12.1f %-9s %-46s %7.2f %-8s %s\n", row.name.c_str(), row.value,
+                     row.unit.c_str(), row.against.c_str(), row.ratio, row.target.c_str(),
+                     met(row) ? "" : "missed");
+}
 inline void print(std::vector<result> const& rows) {
-    std::printf("%-40s %12s %-9s %-42s %7s %-8s\n", "what", "value", "unit", "against", "ratio",
-                "target");
-    for (auto const& row : rows)
-        if (!row.measured)
-            std::printf("%-40s %12s %-9s %s%s\n", row.name.c_str(), "-", "", row.against.c_str(),
-                        met(row) ? "" : "  missed");
-        else
-            std::printf("%-40s %12.1f %-9s %-42s %7.2f %-8s %s\n", row.name.c_str(), row.value,
-                        row.unit.c_str(), row.against.c_str(), row.ratio, row.target.c_str(),
-                        met(row) ? "" : "missed");
+    print_head();
+    for (auto const& row : rows) print(row);
 }
 
 /// The texts above hold no character that JSON escapes.

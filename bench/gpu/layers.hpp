@@ -14,7 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
@@ -103,11 +103,17 @@ class device_array {
     ~device_array() { ulysses::cuda_space::deallocate({.stream = stream_}, data_, bytes_); }
     T* data() const { return data_; }
     std::size_t bytes() const { return bytes_; }
-    /// The first elements from the host, and to it. *Blocking*.
+    /// Zeros.
+    void clear() const {
+        ulysses::detail::expect_cuda(cudaMemsetAsync(data_, 0, bytes_, stream_), "cudaMemsetAsync");
+    }
+    /// Elements from `at` on from the host, and to it. *Blocking*.
     void put(std::span<T const> from, std::int64_t at = 0) const {
         copy(data_ + at, from.data(), from.size_bytes());
     }
-    void get(std::span<T> to) const { copy(to.data(), data_, to.size_bytes()); }
+    void get(std::span<T> to, std::int64_t at = 0) const {
+        copy(to.data(), data_ + at, to.size_bytes());
+    }
 
    private:
     void copy(void* to, void const* from, std::size_t bytes) const {
@@ -175,9 +181,6 @@ class rank_of_layer {
     }
 
     cudaStream_t stream() const { return ranks_.queue().stream; }
-    void wait() const {
-        ulysses::detail::expect_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
-    }
     void attend() { layer_.attend(step_, view(0), view(1), view(2), view(4)); }
     void train() {
         layer_.attend(step_, saved_, view(0), view(1), view(2), view(4));
@@ -206,6 +209,23 @@ class rank_of_layer {
     std::vector<std::unique_ptr<device_array<float>>> memory_;
 };
 
+/// A stream that waits in vain ends before the part of the benchmark does.
+inline ulysses::cuda_peers::options
+group_options(ulysses::cuda_peers::fence_way fence,
+              ulysses::copy_way way = ulysses::copy_way::kernel) {
+    return {.fence = fence, .way = way, .deadline = std::chrono::seconds(10)};
+}
+inline char const* text_of(ulysses::copy_way way) {
+    return way == ulysses::copy_way::kernel ? "kernel" : "engine";
+}
+
+/// Until the streams of all ranks are done.
+inline void wait_for(ranks_type const& ranks) {
+    ulysses::detail::expect_cuda(cudaStreamSynchronize(ranks.queue().stream),
+                                 "cudaStreamSynchronize");
+    ranks.host().fence({});
+}
+
 /// Runs `body(ranks)` on rank threads with a stream each.
 template <class Body>
 void on_threads(int ranks, ulysses::cuda_peers::options const& given, Body const& body) {
@@ -214,14 +234,98 @@ void on_threads(int ranks, ulysses::cuda_peers::options const& given, Body const
         body(ranks_type(host, streams[static_cast<std::size_t>(host.rank())].get(), given));
     });
 }
-/// On processes, which open each other's memory. *Throws* what one of them said.
+/// On processes, which open each other's memory. *Throws* what one of them said, as `unsupported` where
+/// the device takes one process at a time or has no memory that several open.
 template <class Body>
 void on_processes(int ranks, ulysses::cuda_peers::options const& given, Body const& body) {
     auto const failed = run_processes(ranks, [&](process_ranks const& host) {
         stream_owner const stream;
         body(ranks_type(host, stream.get(), given));
     });
-    if (!failed.empty()) ulysses::throw_error(ulysses::errc::transport, failed);
+    if (failed.empty()) return;
+    auto const says = [&](char const* what) { return failed.find(what) != failed.npos; };
+    ulysses::throw_error(says("cudaErrorDevicesUnavailable") || says("cudaErrorNotSupported")
+                             ? ulysses::errc::unsupported
+                             : ulysses::errc::transport,
+                         failed);
+}
+
+/// A call's work as a graph, launched in place of the call.
+class graph_of_call {
+   public:
+    template <class Call>
+    graph_of_call(cudaStream_t stream, Call const& call) : stream_(stream) {
+        using ulysses::detail::expect_cuda;
+        cudaGraph_t graph = nullptr;
+        expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                    "cudaStreamBeginCapture");
+        call();
+        expect_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+        auto const made = cudaGraphInstantiate(&replay_, graph, 0);
+        cudaGraphDestroy(graph);
+        expect_cuda(made, "cudaGraphInstantiate");
+    }
+    graph_of_call(graph_of_call const&) = delete;
+    graph_of_call& operator=(graph_of_call const&) = delete;
+    ~graph_of_call() { cudaGraphExecDestroy(replay_); }
+    void launch() const {
+        ulysses::detail::expect_cuda(cudaGraphLaunch(replay_, stream_), "cudaGraphLaunch");
+    }
+
+   private:
+    cudaStream_t stream_;
+    cudaGraphExec_t replay_ = nullptr;
+};
+
+struct seconds_of_calls {
+    double all = 0, host = 0;
+};
+
+/// Of one of `calls` calls, until the stream has done them, and until the host has.
+template <class Call, class Wait>
+seconds_of_calls timed(int calls, Call const& call, Wait const& wait) {
+    wait();
+    auto const start = std::chrono::steady_clock::now();
+    auto const since = [&] {
+        std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - start;
+        return taken.count() / calls;
+    };
+    for (int i = 0; i < calls; ++i) call();
+    auto const host = since();
+    wait();
+    return {since(), host};
+}
+
+/// Seconds of one of a few launches. Between graphs ranks' hosts do not meet: were there so many that a stream has no room
+/// for the next, its host could wait for launches that another's is kept from.
+template <class Wait>
+double seconds_of_launch(graph_of_call const& graph, int calls, Wait const& wait) {
+    return timed(
+               std::min(calls, 10), [&] { graph.launch(); }, wait)
+        .all;
+}
+
+/// A number in four digits.
+inline std::string brief(double number) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.4g", number);
+    return text.data();
+}
+
+/// Operations of causal attention with a head dim of 128, forward: half of 4 S^2 D a head; 2.5 times that backward.
+inline double causal_tflop(std::int64_t tokens, std::int64_t heads) {
+    auto const s = static_cast<double>(tokens);
+    return 2 * s * s * 128 * static_cast<double>(heads) / 1e12;
+}
+
+/// Of the slowest rank.
+inline seconds_of_calls slowest(std::vector<seconds_of_calls> const& ranks) {
+    seconds_of_calls most;
+    for (auto const& each : ranks) {
+        most.all = std::max(most.all, each.all);
+        most.host = std::max(most.host, each.host);
+    }
+    return most;
 }
 
 }  // namespace ulysses_bench

@@ -6,7 +6,9 @@
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
 
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -157,7 +159,7 @@ class process_ranks {
 };
 
 /// Runs `body(ranks)` in so many processes; returns what the first of them that failed said, nothing if
-/// all ended well. This process has not used CUDA, and has no other threads.
+/// all ended well. This process has not used CUDA, and has no other threads nor children.
 template <class Body>
 std::string run_processes(int ranks, Body const& body) {
     auto* const shared = mmap(nullptr, sizeof(process_ranks::memory), PROT_READ | PROT_WRITE,
@@ -171,6 +173,7 @@ std::string run_processes(int ranks, Body const& body) {
             children.push_back(child);
             continue;
         }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         process_ranks const own(r, ranks, all);
         int status = 0;
         try {
@@ -184,16 +187,20 @@ std::string run_processes(int ranks, Body const& body) {
         _exit(status);
     }
     std::string failed;
-    for (std::size_t r = 0; r < children.size(); ++r) {
-        int status = 0;
-        if (children[r] < 0 || waitpid(children[r], &status, 0) < 0 || status != 0) {
-            int none = 0;
-            all->gone.compare_exchange_strong(none, 1 + static_cast<int>(r));
-            if (failed.empty())
-                failed = ulysses::concat("rank ", all->gone - 1, ": ", all->text, " (status ",
-                                         status, ")");
-        }
-    }
+    auto const take = [&](std::size_t r, int status) {
+        int none = 0;
+        if (status == 0) return;
+        all->gone.compare_exchange_strong(none, 1 + static_cast<int>(r));
+        if (failed.empty())
+            failed =
+                ulysses::concat("rank ", all->gone - 1, ": ", all->text, " (status ", status, ")");
+    };
+    // As they end, so that the others hear of one that was killed.
+    for (std::size_t r = 0; r < children.size(); ++r)
+        if (children[r] < 0) take(r, -1);
+    for (int status = 0, child = 0; (child = wait(&status)) > 0;)
+        take(static_cast<std::size_t>(std::ranges::find(children, child) - children.begin()),
+             status);
     munmap(shared, sizeof(process_ranks::memory));
     return failed;
 }

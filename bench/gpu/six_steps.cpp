@@ -2,7 +2,7 @@
 
 #include "engine.hpp"
 #include "layers.hpp"
-#include "sections.hpp"
+#include "parts.hpp"
 
 #include <ulysses/adapters/cublas.hpp>
 #include <ulysses/attention/reference.hpp>
@@ -13,24 +13,29 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
-/// Six steps, projections by cuBLAS and attention by cuDNN in bf16: over ranks that share the device, against the
-/// formula, and against one product, one attention and one product that nothing is around.
+/// Six steps, projections by cuBLAS and attention by cuDNN in bf16, forward and backward: over ranks that share the
+/// device, against the formula, and against products and attention that nothing is around.
 namespace ulysses_bench {
 
 namespace {
 
 namespace uly = ulysses;
 using uly::bf16;
+using uly::cuda_peers::fence_way;
 
 struct layer_sizes {
     std::int64_t tokens, channels, heads, dim;
@@ -40,28 +45,35 @@ struct layer_sizes {
     }
     std::int64_t inner() const { return heads * dim; }
     std::int64_t elements() const { return tokens * channels; }
+    std::int64_t inward() const { return channels * 3 * inner(); }
+    std::int64_t outward() const { return inner() * channels; }
 };
 
-/// x, the weights of q, k and v as columns of one matrix, and those of the output.
+/// x, the weights of q, k and v as columns of one matrix, those of the output, and dy. As outputs: y, their
+/// gradients, dx.
 template <class T>
-using operands = std::array<std::vector<T>, 3>;
+using matrices = std::array<std::vector<T>, 4>;
 
 template <class T>
-operands<T> made(layer_sizes const& of) {
-    std::array const counts{of.elements(), of.channels * 3 * of.inner(), of.inner() * of.channels};
-    std::array const sums{1.0, static_cast<double>(of.channels), static_cast<double>(of.inner())};
-    operands<T> all;
-    for (std::size_t i = 0; i < 3; ++i)
+matrices<T> made(layer_sizes const& of) {
+    std::array const counts{of.elements(), of.inward(), of.outward(), of.elements()};
+    auto const scale = [&](std::size_t i) {
+        if (i == 0 || i == 3) return 1.0;
+        return 3 / std::sqrt(static_cast<double>(i == 1 ? of.channels : of.inner()));
+    };
+    matrices<T> all;
+    for (std::size_t i = 0; i < 4; ++i)
         for (std::int64_t j = 0; j < counts[i]; ++j)
-            all[i].push_back(static_cast<T>(static_cast<float>(
-                bf16(value_of(i, j) * static_cast<float>((i == 0 ? 1 : 3) / std::sqrt(sums[i]))))));
+            all[i].push_back(static_cast<T>(
+                static_cast<float>(bf16(value_of(i, j) * static_cast<float>(scale(i))))));
     return all;
 }
 
-template <class T>
-uly::dense_weights<T> weights(layer_sizes const& of, T const* inward, T const* outward) {
+/// `Weights` over one matrix for q, k and v and another for the output.
+template <class Weights, class T>
+Weights weights(layer_sizes const& of, T* inward, T* outward) {
     auto const stride = 3 * of.inner();
-    uly::dense_weights<T> all;
+    Weights all;
     all.q = {inward, stride, false};
     all.k = {inward + of.inner(), stride, false};
     all.v = {inward + 2 * of.inner(), stride, false};
@@ -69,224 +81,387 @@ uly::dense_weights<T> weights(layer_sizes const& of, T const* inward, T const* o
     return all;
 }
 
-/// y in double.
-std::vector<double> on_host(layer_sizes const& of) {
-    auto all = made<double>(of);
-    std::vector<double> y(static_cast<std::size_t>(of.elements()));
+/// A layer's calls on one rank: forward, and backward if it trains.
+template <class Layer, class T, class Space>
+class calls_of_layer {
+   public:
+    using operand = device_operand<T, 3, Space>;
+
+    calls_of_layer(Layer& layer, layer_sizes const& of, int rank, int ranks, bool trains,
+                   std::array<T*, 4> const& in, std::array<T*, 4> const& out)
+        : layer_(layer),
+          of_(of),
+          sizes_{1, share(of.tokens, rank, ranks).second, of.channels},
+          step_(uly::sequence::of(1, shares(of.tokens, ranks))),
+          saved_(layer.make_context()),
+          trains_(trains),
+          in_(in),
+          out_(out) {}
+
+    void operator()() {
+        auto const given = weights<uly::dense_weights<T>>(of_, in_[1], in_[2]);
+        operand const x{in_[0], sizes_}, y{out_[0], sizes_}, dy{in_[3], sizes_},
+            dx{out_[3], sizes_};
+        if (!trains_) return layer_.forward(step_, x, given, y);
+        layer_.forward(step_, saved_, x, given, y);
+        layer_.backward(step_, saved_, x, given, dy, dx,
+                        weights<uly::dense_gradients<T>>(of_, out_[1], out_[2]));
+    }
+
+   private:
+    Layer& layer_;
+    layer_sizes of_;
+    std::array<std::int64_t, 3> sizes_;
+    uly::sequence step_;
+    typename Layer::context_type saved_;
+    bool trains_;
+    std::array<T*, 4> in_, out_;
+};
+
+/// Outputs in double.
+matrices<double> on_host(layer_sizes const& of) {
+    auto in = made<double>(of);
+    matrices<double> out;
+    std::array<double*, 4> from{}, to{};
+    for (std::size_t i = 0; i < 4; ++i) {
+        out[i].resize(in[i].size());
+        from[i] = in[i].data(), to[i] = out[i].data();
+    }
     uly::pipeline layer{uly::serial{}, uly::sequence_local{}, uly::reference_attention{},
                         of.shape(), uly::dense{uly::builtin_gemm{}}};
-    using operand = device_operand<double, 3, uly::host_space>;
-    std::array const sizes{std::int64_t{1}, of.tokens, of.channels};
-    layer.forward(uly::sequence::of(1, shares(of.tokens, 1)), operand{all[0].data(), sizes},
-                  weights<double>(of, all[1].data(), all[2].data()), operand{y.data(), sizes});
-    return y;
+    calls_of_layer<decltype(layer), double, uly::host_space>(layer, of, 0, 1, true, from, to)();
+    return out;
 }
+
+/// A rank's matrices on the device: `count` tokens of x and dy, or of y and dx.
+class device_matrices {
+   public:
+    device_matrices(cudaStream_t stream, layer_sizes const& of, std::int64_t count) {
+        for (auto const elements :
+             {count * of.channels, of.inward(), of.outward(), count * of.channels})
+            all_.push_back(std::make_unique<device_array<bf16>>(stream, elements));
+    }
+    device_array<bf16> const& operator[](std::size_t i) const { return *all_[i]; }
+    std::array<bf16*, 4> data() const {
+        return {all_[0]->data(), all_[1]->data(), all_[2]->data(), all_[3]->data()};
+    }
+    void clear() const {
+        for (auto const& each : all_) each->clear();
+    }
+
+   private:
+    std::vector<std::unique_ptr<device_array<bf16>>> all_;
+};
+
+/// Products and attention on one stream, forward, and backward if it trains.
+class bare_calls {
+   public:
+    bare_calls(cudaStream_t stream, engine_type& engine, layer_sizes const& of, bool trains,
+               std::array<bf16*, 4> const& in, std::array<bf16*, 4> const& out)
+        : of_(of),
+          trains_(trains),
+          in_(in),
+          out_(out),
+          attention_(engine),
+          qkv_(stream, 3 * of.tokens * of.inner()),
+          dqkv_(stream, 3 * of.tokens * of.inner()),
+          o_(stream, of.tokens * of.inner()),
+          dout_(stream, of.tokens * of.inner()),
+          lse_(stream, of.tokens * of.heads),
+          sums_(stream, 2 * of.tokens * of.inner()) {
+        call_.queue = {.stream = stream};
+        call_.visible.mask = uly::mask::causal;
+        call_.visible.queries = call_.visible.keys = of.tokens;
+        call_.scale = uly::softmax_scale(uly::checked(of.shape()));
+        uly::extents4 const extents{1, of.tokens, of.heads, of.dim};
+        auto const inner = of.inner();
+        auto const part = [&](auto const& of_three, std::int64_t which) {
+            return uly::head_view<bf16>(of_three.data() + which * inner, extents,
+                                        {3 * of.tokens * inner, 3 * inner, of.dim, 1});
+        };
+        auto const constant = [](auto const& x) {
+            return uly::head_view<typename std::remove_cvref_t<decltype(*x.data)> const>(
+                x.data, x.extents, x.strides);
+        };
+        output_ = {o_.data(), extents};
+        rows_ = {lse_.data(), {1, of.tokens, of.heads, 1}};
+        views_ = {constant(part(qkv_, 0)),
+                  constant(part(qkv_, 1)),
+                  constant(part(qkv_, 2)),
+                  constant(output_),
+                  uly::head_view<bf16 const>(dout_.data(), extents),
+                  constant(rows_),
+                  part(dqkv_, 0),
+                  {sums_.data(), extents},
+                  {sums_.data() + of.tokens * inner, extents},
+                  {}};
+        auto bytes = attention_.prepare(call_, views_.q, views_.k, views_.v, output_, rows_);
+        if (trains) bytes = std::max(bytes, attention_.prepare(call_, views_));
+        workspace_ =
+            std::make_unique<device_array<std::byte>>(stream, static_cast<std::int64_t>(bytes));
+        call_.workspace = {workspace_->data(), workspace_->bytes()};
+    }
+
+    /// dk and dv stay sums of floats, and the products take what is in their place.
+    void operator()() const {
+        auto const t = of_.tokens, c = of_.channels, i = of_.inner();
+        multiply(t, 3 * i, c, {in_[0], c}, {in_[1], 3 * i}, qkv_.data());
+        attention_.forward(call_, views_.q, views_.k, views_.v, output_, rows_);
+        multiply(t, c, i, {o_.data(), i}, {in_[2], c}, out_[0]);
+        if (!trains_) return;
+        multiply(t, i, c, {in_[3], c}, {in_[2], c, true}, dout_.data());
+        multiply(i, c, t, {o_.data(), i, true}, {in_[3], c}, out_[2]);
+        attention_.backward(call_, views_);
+        multiply(t, c, 3 * i, {dqkv_.data(), 3 * i}, {in_[1], 3 * i, true}, out_[3]);
+        multiply(c, 3 * i, t, {in_[0], c, true}, {dqkv_.data(), 3 * i}, out_[1]);
+    }
+
+   private:
+    void multiply(std::int64_t m, std::int64_t n, std::int64_t k, uly::gemm_operand<bf16> const& a,
+                  uly::gemm_operand<bf16> const& b, bf16* c) const {
+        uly::queued<uly::gemm_call<bf16>, uly::cuda_space> call;
+        call.m = m, call.n = n, call.k = k;
+        call.a = a, call.b = b, call.c = c, call.c_stride = n;
+        call.queue = call_.queue;
+        multiply_(call);
+    }
+
+    layer_sizes of_;
+    bool trains_;
+    std::array<bf16*, 4> in_, out_;
+    sdpa_type attention_;
+    uly::cublas multiply_;
+    device_array<bf16> qkv_, dqkv_, o_, dout_;
+    device_array<float> lse_, sums_;
+    uly::queued<uly::attention_call, uly::cuda_space> call_;
+    uly::head_view<bf16> output_;
+    uly::head_view<float> rows_;
+    uly::attention_backward_views<bf16> views_;
+    std::unique_ptr<device_array<std::byte>> workspace_;
+};
 
 struct outcome {
-    std::vector<bf16> y;
-    double seconds = 0, host_seconds = 0, graph_seconds = 0;
+    matrices<float> out;  ///< gradients of the weights are summed over ranks
+    seconds_of_calls calls{}, graph{};
 };
 
-struct seconds_of_calls {
-    double all, host;
+/// The largest difference of an output as a part of what is allowed, and of which.
+struct worst_part {
+    double part = 0;
+    std::string_view of = "";
 };
 
-/// Of one of `calls` calls, until the stream has done them, and until the host has.
-template <class Call, class Wait>
-seconds_of_calls timed(int calls, Call const& call, Wait const& wait) {
-    wait();
-    auto const start = std::chrono::steady_clock::now();
-    auto const since = [&] {
-        std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - start;
-        return taken.count() / calls;
-    };
-    for (int i = 0; i < calls; ++i) call();
-    auto const host = since();
-    wait();
-    return {since(), host};
-}
-
-outcome bare(layer_sizes const& of, operands<bf16> const& in, int calls) {
-    stream_owner const stream;
-    auto const queue = uly::cuda_space::queue{.stream = stream.get()};
-    engine_type engine;
-    sdpa_type const attention(engine);
-    uly::cublas const multiply;
-    auto const inner = of.inner();
-    device_array<bf16> const x(stream.get(), of.elements()), y(stream.get(), of.elements()),
-        inward(stream.get(), of.channels * 3 * inner), outward(stream.get(), inner * of.channels),
-        qkv(stream.get(), of.tokens * 3 * inner), o(stream.get(), of.tokens * inner);
-    device_array<float> const lse(stream.get(), of.tokens * of.heads);
-    x.put(in[0]), inward.put(in[1]), outward.put(in[2]);
-    uly::queued<uly::gemm_call<bf16>, uly::cuda_space> first, last;
-    first.m = last.m = of.tokens;
-    first.n = 3 * inner, first.k = of.channels;
-    first.a = {x.data(), of.channels}, first.b = {inward.data(), 3 * inner};
-    first.c = qkv.data(), first.c_stride = 3 * inner;
-    last.n = of.channels, last.k = inner;
-    last.a = {o.data(), inner}, last.b = {outward.data(), of.channels};
-    last.c = y.data(), last.c_stride = of.channels;
-    first.queue = last.queue = queue;
-    uly::queued<uly::attention_call, uly::cuda_space> call;
-    call.queue = queue;
-    call.visible.mask = uly::mask::causal;
-    call.visible.queries = call.visible.keys = of.tokens;
-    call.scale = uly::softmax_scale(uly::checked(of.shape()));
-    uly::extents4 const extents{1, of.tokens, of.heads, of.dim};
-    auto const part = [&](std::int64_t which) {
-        return uly::head_view<bf16 const>(qkv.data() + which * inner, extents,
-                                          {of.tokens * 3 * inner, 3 * inner, of.dim, 1});
-    };
-    uly::head_view<bf16> const out(o.data(), extents);
-    uly::head_view<float> const rows(lse.data(), {1, of.tokens, of.heads, 1});
-    auto const bytes = attention.prepare(call, part(0), part(1), part(2), out, rows);
-    device_array<std::byte> const workspace(stream.get(), static_cast<std::int64_t>(bytes));
-    call.workspace = {workspace.data(), workspace.bytes()};
-    auto const run = [&] {
-        multiply(first);
-        attention.forward(call, part(0), part(1), part(2), out, rows);
-        multiply(last);
-    };
-    run();
-    auto const taken = timed(calls, run, [&] { stream.wait(); });
-    outcome result{std::vector<bf16>(static_cast<std::size_t>(of.elements())), taken.all,
-                   taken.host};
-    y.get(result.y);
-    return result;
-}
-
-/// Over ranks; with `fence_way::flags` by a graph as well.
-outcome over_ranks(layer_sizes const& of, operands<bf16> const& in, int ranks, int calls,
-                   uly::cuda_peers::fence_way fence) {
-    outcome result{std::vector<bf16>(static_cast<std::size_t>(of.elements()))};
-    auto const most = [](std::vector<double> const& x) { return *std::ranges::max_element(x); };
-    std::vector<double> all(static_cast<std::size_t>(ranks)), host(all), graphs(all);
-    on_threads(ranks, {.fence = fence}, [&](ranks_type const& each) {
-        auto const stream = each.queue().stream;
-        auto const [begin, count] = share(of.tokens, each.rank(), ranks);
-        auto const first = static_cast<std::size_t>(begin * of.channels),
-                   elements = static_cast<std::size_t>(count * of.channels),
-                   me = static_cast<std::size_t>(each.rank());
-        device_array<bf16> const x(stream, count * of.channels), y(stream, count * of.channels),
-            inward(stream, of.channels * 3 * of.inner()), outward(stream, of.inner() * of.channels);
-        x.put(std::span(in[0]).subspan(first, elements));
-        inward.put(in[1]), outward.put(in[2]);
-        engine_type engine;
-        uly::pipeline layer{each, uly::sequence_local{}, sdpa_type(engine), of.shape(),
-                            uly::dense{uly::cublas{}}};
-        auto const step = uly::sequence::of(1, shares(of.tokens, ranks));
-        using operand = device_operand<bf16, 3>;
-        std::array const sizes{std::int64_t{1}, count, of.channels};
-        auto const run = [&] {
-            layer.forward(step, operand{x.data(), sizes},
-                          weights<bf16>(of, inward.data(), outward.data()),
-                          operand{y.data(), sizes});
-        };
-        auto const wait = [&] {
-            uly::detail::expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-            each.host().fence({});
-        };
-        run();
-        auto const taken = timed(calls, run, wait);
-        all[me] = taken.all, host[me] = taken.host;
-        y.get(std::span(result.y).subspan(first, elements));
-        if (fence != uly::cuda_peers::fence_way::flags) return;
-        cudaGraph_t graph = nullptr;
-        cudaGraphExec_t replay = nullptr;
-        uly::detail::expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-                                 "cudaStreamBeginCapture");
-        run();
-        uly::detail::expect_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-        uly::detail::expect_cuda(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-        std::vector<bf16> const nothing(elements);
-        y.put(nothing);
-        auto const launch = [&] {
-            uly::detail::expect_cuda(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
-        };
-        graphs[me] = timed(calls, launch, wait).all;
-        y.get(std::span(result.y).subspan(first, elements));  // what the graph computed
-        each.host().fence({});
-        cudaGraphExecDestroy(replay);
-        cudaGraphDestroy(graph);
-    });
-    result.seconds = most(all), result.host_seconds = most(host),
-    result.graph_seconds = most(graphs);
-    return result;
-}
-
-/// The largest difference as a part of what is allowed: q, k, v, P, o and y are rounded to bf16, each by half a step
-/// of 2^-8, of what is at most as large as the largest y.
-template <class T>
-double part_of_allowed(std::vector<bf16> const& seen, std::vector<T> const& exact) {
-    double largest = 0, magnitude = 0;
-    for (std::size_t i = 0; i < seen.size(); ++i) {
-        auto const x = static_cast<double>(exact[i]);
-        auto const off = std::fabs(static_cast<double>(static_cast<float>(seen[i])) - x);
-        if (!(off <= largest)) largest = off;
-        magnitude = std::max(magnitude, std::fabs(x));
+/// A layer, and what a process has measured of it.
+class case_of_layer {
+   public:
+    case_of_layer(layer_sizes const& of, int calls, bool compares_with_host)
+        : of_(of), calls_(calls), in_(made<bf16>(of)) {
+        if (!compares_with_host) return;
+        auto const out = on_host(of);
+        for (std::size_t i = 0; i < 4; ++i) exact_[i].assign(out[i].begin(), out[i].end());
     }
-    return largest / (6 * 0x1p-9 * magnitude);
-}
 
-void add_difference(std::vector<result>& rows, std::string const& name, double part,
-                    std::string_view against) {
-    rows.push_back({name + ": difference", part, "parts", uly::concat(against, ": what is allowed"),
-                    part, "<= 1"});
-}
+    void measure_bare(report const& to) {
+        auto const seen = compare(bare(false).out, exact_);
+        to.add({"bare calls: difference", seen.part, "parts", "fp64 on the host: what is allowed",
+                seen.part, "<= 1"});
+    }
+    void measure(report const& to, std::string const& name, int ranks, bool trains,
+                 fence_way fence) {
+        auto const several = ranks == 1 ? outcome{} : over_ranks(ranks, trains, fence);
+        auto const& alone = one(trains, fence);
+        auto const& seen = ranks == 1 ? alone : several;
+        auto const by_host = !exact_[0].empty();
+        auto const worst = compare(seen.out, by_host      ? exact_
+                                             : ranks == 1 ? bare(trains).out
+                                                          : alone.out);
+        to.add({name + ": difference", worst.part, "parts",
+                uly::concat(by_host      ? "fp64 on the host"
+                            : ranks == 1 ? "bare calls"
+                                         : "1 rank",
+                            ": what is allowed, of ", worst.of),
+                worst.part, "<= 1"});
+        if (ranks > 1)
+            for (auto const& [output, i] : {std::pair{"y", 0u}, std::pair{"dx", 3u}})
+                if (i == 0 || trains) {
+                    auto const differ = others(seen.out[i], alone.out[i]);
+                    to.add({uly::concat(name, ": ", output), differ, "elements",
+                            "other bits than 1 rank, of all",
+                            differ / static_cast<double>(seen.out[i].size())});
+                }
+        if (fence == fence_way::flags)
+            to.add({name, seen.graph.all * 1e6, "us", "by calls", seen.graph.all / seen.calls.all});
+        else if (by_host)
+            to.add({"host time of " + name, seen.calls.host * 1e6, "us", "of the bare calls",
+                    seen.calls.host / bare(trains).calls.host});
+        else
+            to.add({name, seen.calls.all * 1e3, "ms", "bare products and attention",
+                    seen.calls.all / bare(trains).calls.all});
+    }
 
-void add_bits(std::vector<result>& rows, std::string const& name, outcome const& seen,
-              std::vector<bf16> const& one) {
-    double differ = 0;
-    for (std::size_t i = 0; i < one.size(); ++i) differ += seen.y[i].bits != one[i].bits;
-    rows.push_back({name + ": other elements", differ, "", "the bits of 1 rank, of all",
-                    differ / static_cast<double>(one.size())});
-}
+   private:
+    outcome const& bare(bool trains) {
+        auto& result = bare_[trains];
+        if (!result) result = on_one_stream(trains);
+        return *result;
+    }
+    outcome const& one(bool trains, fence_way fence) {
+        auto& result = one_[trains][fence == fence_way::flags];
+        if (!result) result = over_ranks(1, trains, fence);
+        return *result;
+    }
+
+    /// Of it y alone is what a layer computes.
+    outcome on_one_stream(bool trains) {
+        stream_owner const stream;
+        device_matrices const in(stream.get(), of_, of_.tokens), out(stream.get(), of_, of_.tokens);
+        put(in, 0, of_.tokens), out.clear();
+        bare_calls const call(stream.get(), engines_[0].get(), of_, trains, in.data(), out.data());
+        call();
+        outcome result;
+        result.calls = timed(calls_, call, [&] { stream.wait(); });
+        result.out[0].resize(in_[0].size());
+        get(out, 0, std::span(result.out[0]));
+        return result;
+    }
+
+    /// With `fence_way::flags` the results are a graph's.
+    outcome over_ranks(int ranks, bool trains, fence_way fence) {
+        outcome result;
+        for (std::size_t i = 0; i < (trains ? 4 : 1); ++i) result.out[i].resize(in_[i].size());
+        std::vector<seconds_of_calls> calls(static_cast<std::size_t>(ranks)), graphs(calls);
+        std::mutex adding;
+        on_threads(ranks, group_options(fence), [&](ranks_type const& each) {
+            auto const stream = each.queue().stream;
+            auto const me = static_cast<std::size_t>(each.rank());
+            auto const own = share(of_.tokens, each.rank(), ranks);
+            device_matrices const in(stream, of_, own.second), out(stream, of_, own.second);
+            put(in, own.first, own.second), out.clear();
+            uly::pipeline layer{each, uly::sequence_local{}, sdpa_type(engines_[me].get()),
+                                of_.shape(), uly::dense{uly::cublas{}}};
+            calls_of_layer<decltype(layer), bf16, uly::cuda_space> run(
+                layer, of_, each.rank(), ranks, trains, in.data(), out.data());
+            auto const call = [&] { run(); };
+            auto const wait = [&] { wait_for(each); };
+            auto const take = [&] {
+                wait();
+                std::lock_guard const lock(adding);
+                for (std::size_t i = 0; i < 4; ++i)
+                    if (!result.out[i].empty())
+                        get(out, i, part(std::span(result.out[i]), i, own.first, own.second));
+            };
+            call();  // plans, windows and memory
+            calls[me] = timed(calls_, call, wait);
+            if (fence != fence_way::flags) {
+                out.clear();
+                call();
+                return take();
+            }
+            graph_of_call const graph(stream, call);
+            graphs[me].all = seconds_of_launch(graph, calls_, wait);
+            out.clear();
+            graph.launch();
+            take();
+        });
+        result.calls = slowest(calls), result.graph = slowest(graphs);
+        return result;
+    }
+
+    void put(device_matrices const& to, std::int64_t first, std::int64_t count) const {
+        for (std::size_t i = 0; i < 4; ++i) to[i].put(part(std::span(in_[i]), i, first, count));
+    }
+    /// Weights, of which each rank has all, or the rows of some tokens.
+    template <class T>
+    std::span<T> part(std::span<T> all, std::size_t i, std::int64_t first,
+                      std::int64_t count) const {
+        if (i == 1 || i == 2) return all;
+        return all.subspan(static_cast<std::size_t>(first * of_.channels),
+                           static_cast<std::size_t>(count * of_.channels));
+    }
+    /// Adds to what is there.
+    static void get(device_matrices const& from, std::size_t i, std::span<float> to) {
+        std::vector<bf16> values(to.size());
+        from[i].get(values);
+        for (std::size_t j = 0; j < to.size(); ++j) to[j] += static_cast<float>(values[j]);
+    }
+
+    static double others(std::vector<float> const& x, std::vector<float> const& y) {
+        double differ = 0;
+        for (std::size_t i = 0; i < x.size(); ++i)
+            differ += std::memcmp(&x[i], &y[i], sizeof x[i]) != 0;
+        return differ;
+    }
+
+    /// What both have. Each rounding to bf16 moves a value by up to half a step of 2^-8; what is rounded on the way
+    /// counts as much as the largest value that comes of it. To y: q, k, v, P, o, y; to a gradient also dO, dP, dS,
+    /// dq, dk, dv and itself, in dx once for each of q, k and v.
+    worst_part compare(matrices<float> const& seen, matrices<float> const& exact) const {
+        auto const c = of_.channels, inner = of_.inner();
+        struct output {
+            std::string_view name;
+            std::size_t matrix;
+            std::int64_t stride, first, columns;
+            int roundings;
+        };
+        worst_part worst;
+        for (auto const& each :
+             {output{"y", 0, c, 0, c, 6}, output{"dx", 3, c, 0, c, 15},
+              output{"dWq", 1, 3 * inner, 0, inner, 13},
+              output{"dWk", 1, 3 * inner, inner, inner, 13},
+              output{"dWv", 1, 3 * inner, 2 * inner, inner, 13}, output{"dWo", 2, c, 0, c, 13}}) {
+            auto const &x = seen[each.matrix], &y = exact[each.matrix];
+            if (x.empty() || y.empty()) continue;
+            double largest = 0, magnitude = 0;
+            for (std::size_t i = 0; i < y.size(); ++i) {
+                auto const column = static_cast<std::int64_t>(i) % each.stride - each.first;
+                if (column < 0 || column >= each.columns) continue;
+                auto const off = std::fabs(static_cast<double>(x[i]) - static_cast<double>(y[i]));
+                if (!(off <= largest)) largest = off;
+                magnitude = std::max(magnitude, std::fabs(static_cast<double>(y[i])));
+            }
+            auto const part = largest / (each.roundings * 0x1p-9 * magnitude);
+            if (!(part <= worst.part)) worst = {part, each.name};
+        }
+        return worst;
+    }
+
+    layer_sizes of_;
+    int calls_;
+    matrices<bf16> in_;
+    matrices<float> exact_;  ///< empty: not compared with
+    std::array<made_once<engine_type>, 8> engines_;
+    std::optional<outcome> bare_[2], one_[2][2];
+};
 
 }  // namespace
 
-void measure_six_steps(std::vector<result>& rows, bool quick) {
-    using uly::cuda_peers::fence_way;
-    auto const small = quick ? layer_sizes{64, 16, 8, 8} : layer_sizes{1024, 512, 8, 64};
-    auto const in = made<bf16>(small);
-    auto const exact = on_host(small);
-    auto const alone = bare(small, in, quick ? 1 : 50);
-    add_difference(rows, "bare calls", part_of_allowed(alone.y, exact), "fp64 on the host");
-    std::vector<bf16> one;
-    for (auto const fence : {fence_way::events, fence_way::flags})
-        for (int const ranks : {1, 2, 4, 8}) {
-            auto const by_graph = fence == fence_way::flags;
-            auto const name =
-                uly::concat("6 steps", by_graph ? " by a graph, " : ", ", ranks, " ranks");
-            section(rows, name, [&] {
-                auto const seen = over_ranks(small, in, ranks, quick ? 1 : 50, fence);
-                if (one.empty()) one = seen.y;
-                add_difference(rows, name, part_of_allowed(seen.y, exact), "fp64 on the host");
-                add_bits(rows, name, seen, one);
-                if (by_graph)
-                    rows.push_back({name, seen.graph_seconds * 1e6, "us", "by calls",
-                                    seen.graph_seconds / seen.seconds});
-                else
-                    rows.push_back({uly::concat("host time of ", name), seen.host_seconds * 1e6,
-                                    "us", "of the bare calls",
-                                    seen.host_seconds / alone.host_seconds});
-            });
-        }
-    if (quick) return;
-    layer_sizes const large{32768, 2048, 16, 128};
-    auto const operands = made<bf16>(large);
-    auto const expected = bare(large, operands, 10);
-    one.clear();
-    for (int const ranks : {1, 2, 4, 8}) {
-        auto const name = uly::concat("6 steps of ", large.tokens, " tokens, ", ranks, " ranks");
-        section(rows, name, [&] {
-            auto const seen = over_ranks(large, operands, ranks, 10, fence_way::events);
-            if (one.empty()) one = seen.y;
-            add_difference(rows, name, part_of_allowed(seen.y, expected.y), "bare calls");
-            add_bits(rows, name, seen, one);
-            rows.push_back({name, seen.seconds * 1e3, "ms", "bare GEMM, SDPA, GEMM",
-                            seen.seconds / expected.seconds});
-        });
-    }
+group six_steps(bool quick) {
+    layer_sizes const small = quick ? layer_sizes{64, 16, 8, 8} : layer_sizes{512, 512, 8, 64},
+                      large{16384, 2048, 16, 128};
+    using shared_case = std::shared_ptr<made_once<case_of_layer>>;
+    auto const on_small = std::make_shared<made_once<case_of_layer>>(),
+               on_large = std::make_shared<made_once<case_of_layer>>();
+    group parts{{"bare calls", 60, [=](report const& to) {
+                     on_small->get(small, quick ? 1 : 50, true).measure_bare(to);
+                 }}};
+    auto const add = [&](shared_case const& layer, layer_sizes const& of, int calls, bool exact,
+                         std::string const& what, fence_way fence) {
+        for (auto const trains : {false, true})
+            for (int const ranks : {1, 2, 4, 8}) {
+                auto const name =
+                    uly::concat(trains ? "training" : "6 steps", what, ", ", ranks, " ranks");
+                parts.push_back(
+                    {name, 60, [=](report const& to) {
+                         layer->get(of, calls, exact).measure(to, name, ranks, trains, fence);
+                     }});
+            }
+    };
+    add(on_small, small, quick ? 1 : 50, true, "", fence_way::events);
+    add(on_small, small, quick ? 1 : 50, true, " by a graph", fence_way::flags);
+    if (!quick)
+        add(on_large, large, 10, false, uly::concat(" of ", large.tokens, " tokens"),
+            fence_way::events);
+    return parts;
 }
 
 }  // namespace ulysses_bench

@@ -280,6 +280,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
+cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 cudaError_t cudaGetDevice(int* device) {
     *device = current_device;
     return cudaSuccess;
