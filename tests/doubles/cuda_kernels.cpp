@@ -20,6 +20,7 @@ std::atomic<int> launched{0};
 struct loop_launcher {
     template <class Body>
     static cudaError_t run(cudaStream_t stream, std::int64_t tiles, Body const& body) {
+        if (auto const result = doubles::launched_on(stream); result != cudaSuccess) return result;
         ++launched;
         return doubles::enqueue(stream, [=] {
             for (std::int64_t tile = 0; tile < tiles; ++tile)
@@ -45,6 +46,7 @@ cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& wo
 }
 cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half) {
     if (!half.waits) return loop_launcher::run(stream, 1, half);
+    if (auto const result = doubles::launched_on(stream); result != cudaSuccess) return result;
     ++launched;
     static std::uint64_t given_up = 1;
     auto no_wait = half;

@@ -84,15 +84,14 @@ class cuda_work {
         for (auto const& block : blocks)
             if (!of_peer(block)) own_.push_back(block);
         auto const remote = blocks.size() - own_.size();
-        auto const lanes = lanes_.fork(stream, remote);
-        std::size_t next = 0;
+        detail::cuda_fork lanes(lanes_, stream, remote);
         for (int i = 1; i < options_.ranks && remote > 0; ++i) {
             auto const peer = (options_.rank + i) % options_.ranks;
             for (auto const& block : blocks)
-                if (block.peer == peer) detail::engine_copy(lanes_.stream(next++ % lanes), block);
+                if (block.peer == peer) detail::engine_copy(lanes.next(), block);
         }
         if (!own_.empty()) detail::expect_cuda(detail::launch_copies(stream, own_), "copy kernel");
-        lanes_.join(stream, lanes);
+        lanes.join();
     }
 
    private:
@@ -150,7 +149,7 @@ struct cuda_space {
         if (auto const* const own = on.from)
             own->deallocate(own->context, memory, bytes, on.stream);
         else
-            static_cast<void>(cudaFreeAsync(memory, on.stream));
+            detail::tolerate(cudaFreeAsync(memory, on.stream));
     }
 
     static void copy(queue on, std::span<block_copy const> blocks, std::size_t) {
