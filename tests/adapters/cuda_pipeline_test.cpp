@@ -154,6 +154,17 @@ class repeated_layer {
         forward();
         backward();
     }
+    /// A call of a longer sequence, for which windows and memory grow.
+    void call_longer() {
+        auto const p = make_problem<double>(3, grouped, 2, 5 * tokens);
+        auto const step = p.step(equal_shares(p.tokens, ranks_.size()));
+        local_problem<double> host(p, step, ranks_.rank());
+        device_problem<double> local(ranks_.queue(), host);
+        auto saved = layer_.make_context();
+        layer_.attend(step, saved, local.q, local.k, local.v, local.o);
+        layer_.attend_backward(step, saved, local.dout, local.dq, local.dk, local.dv);
+        cudaStreamSynchronize(stream());
+    }
     /// This rank's results, once the stream is done.
     bytes results() {
         device_.o.get(host_.o);
@@ -330,6 +341,8 @@ TEST_CASE("calls are captured after one that was not, and their graph is launche
                     layer.set(2);
                     REQUIRE(cudaGraphLaunch(made, stream) == cudaSuccess);
                     CHECK(layer.results() == two);
+                    // What the graph names is still there.
+                    layer.call_longer();
                 }
                 cudaGraphExecDestroy(made);
                 cudaGraphDestroy(graph);

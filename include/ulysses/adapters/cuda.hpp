@@ -119,10 +119,13 @@ struct cuda_space {
         cuda_memory const* from = nullptr;  ///< null: cudaMallocAsync
     };
 
+    /// Whether the stream is captured.
+    static bool records(queue on) { return detail::captured(on.stream); }
+
     /// Aligned to 64 and more. *Throws* `out_of_memory`, `transport_error`; `invalid_call` while the
     /// stream is captured, as memory of a graph is not the pipeline's to keep.
     static void* allocate(queue on, std::size_t bytes, where at = where::here()) {
-        if (detail::captured(on.stream))
+        if (records(on))
             raise(errc::invalid_call, at, "cuda_space::allocate",
                   "memory must not grow while a stream is captured: make the call once before",
                   bytes, " bytes");
