@@ -217,7 +217,16 @@ class sdpa_pass {
 
     template <class View>
     static row_strides strides_of(View const& view, bool varied) {
-        return {varied ? 0 : view.strides[0], view.strides[1], view.strides[2]};
+        if (!varied) return {view.strides[0], view.strides[1], view.strides[2]};
+        // That of one token is not used, but rows are counted by it.
+        auto const token = view.tokens() > 1 ? view.strides[1] : view.dim();
+        return {0, token, view.strides[2]};
+    }
+    /// Rows of a head, a stride of tokens apart, from the first of the first sample to the last of the last.
+    template <class View>
+    static std::int64_t places_of(View const& view) {
+        auto const token = strides_of(view, true)[1];
+        return ((view.batch() - 1) * view.strides[0] + token - 1) / token + view.tokens();
     }
 
     /// What a group asks for, forward; its batch, rows and keys are the plan's.
@@ -246,10 +255,6 @@ class sdpa_pass {
         key.k = strides_of(views.k, key.varied);
         key.v = strides_of(views.v, key.varied);
         key.o = strides_of(views.o, key.varied);
-        if (key.varied) {
-            key.row_places = views.q.batch() * views.q.tokens();
-            key.key_places = views.k.batch() * views.k.tokens();
-        }
         if (!call_.bias.empty()) add_bias(group.parts[0], key);
         return key;
     }
@@ -324,6 +329,10 @@ class sdpa_pass {
         auto const dk = room_for_keys(group, given.dk), dv = room_for_keys(group, given.dv);
         key.dk = strides_of(dk, key.varied);
         key.dv = strides_of(dv, key.varied);
+        if (key.varied) {
+            key.row_places = places_of(views.dq);
+            key.key_places = places_of(dk);
+        }
         operands[sdpa_operand::dk] = dk.data;
         operands[sdpa_operand::dv] = dv.data;
         auto* const dsinks = key.sinks ? memory_.template take<float>(key.heads) : nullptr;
