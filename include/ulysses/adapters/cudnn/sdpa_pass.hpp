@@ -218,8 +218,9 @@ class sdpa_pass {
     template <class View>
     static row_strides strides_of(View const& view, bool varied) {
         if (!varied) return {view.strides[0], view.strides[1], view.strides[2]};
-        // That of one token is not used, but rows are counted by it.
-        auto const token = view.tokens() > 1 ? view.strides[1] : view.dim();
+        // That of one token may be anything, but rows are counted by it.
+        auto const token =
+            view.tokens() > 1 ? view.strides[1] : std::max(view.strides[1], view.dim());
         return {0, token, view.strides[2]};
     }
     /// Rows of a head, a stride of tokens apart, from the first of the first sample to the last of the last.
