@@ -408,6 +408,20 @@ cudaError_t cudaFreeHost(void* data) {
     return cudaSuccess;
 }
 
+cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
+    FAILS_IF_ASKED;
+    std::lock_guard const lock(memory_mutex);
+    return pinned.emplace(static_cast<std::byte*>(data), bytes).second
+               ? cudaSuccess
+               : failed(cudaErrorHostMemoryAlreadyRegistered);
+}
+cudaError_t cudaHostUnregister(void* data) {
+    std::lock_guard const lock(memory_mutex);
+    return pinned.erase(static_cast<std::byte*>(data)) == 1
+               ? cudaSuccess
+               : failed(cudaErrorHostMemoryNotRegistered);
+}
+
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, void const* data) {
     FAILS_IF_ASKED;
     *found = {};

@@ -17,6 +17,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <span>
@@ -71,6 +72,12 @@ class sdpa_pass {
     std::size_t backward(attention_backward_views<T> const& views) {
         check(views.q, views.k, views.v, views.o, views.lse);
         check_gradients(views);
+        auto const& [dsinks, dbias] = views.dlogits;
+        if (!runs_) {
+            expect_floats("gradient of sinks", dsinks.data(), std::ssize(dsinks));
+            if (!dbias.empty())
+                expect_memory("gradient of bias", dbias.data(), dbias.layout(), views.q.heads());
+        }
         check_rows("dout", views.dout);
         check_rows("dq", views.dq);
         for (auto const& group : groups(views.q)) {
@@ -111,6 +118,29 @@ class sdpa_pass {
             if (!values.empty() && values.type() != dtype::f32)
                 raise(errc::unsupported, where{}, "cudnn", "sinks and slopes are float32",
                       name(values.type()));
+        if (runs_) return;  // has been asked before
+        expect_floats("sinks", call_.sinks.data(), call_.sinks.size());
+        expect_floats("slopes", call_.slopes.data(), call_.slopes.size());
+        detail::with_elements(call_.bias.data(), call_.bias.type(), [&](auto const* data) {
+            expect_memory("bias", data, call_.bias.layout(), q.heads());
+        });
+    }
+
+    /// Of elements from the first on: is memory of the space, where that can be asked.
+    template <class U>
+    static void expect_memory(std::string_view name, U const* first, std::int64_t last) {
+        if constexpr (requires { space::expect_memory(name, name, first, first, where{}); })
+            space::expect_memory("cudnn", name, first,
+                                 reinterpret_cast<std::byte const*>(first + last + 1) - 1, where{});
+    }
+    template <class U>
+    static void expect_memory(std::string_view name, U const* first, bias_layout const& layout,
+                              std::int64_t heads) {
+        auto const& [b, h, i, j] = layout.extents;
+        expect_memory(name, first, layout.at(b - 1, h == 1 ? 0 : heads - 1, i - 1, j - 1));
+    }
+    static void expect_floats(std::string_view name, void const* first, std::int64_t count) {
+        if (count > 0) expect_memory(name, static_cast<float const*>(first), count - 1);
     }
 
     template <class U>
