@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
@@ -258,6 +259,32 @@ TEST_CASE("cuda_space refuses sums of more sources than a launch holds") {
     });
     CHECK(contains(text, "ulysses: cuda_space::add: a sum must have no more sources than a launch "
                          "holds: 769 sources, at most 768"));
+}
+
+TEST_CASE("cuda_space writes bytes of the host, which are its own from then on, without waiting") {
+    stream_owner const stream;
+    for (std::size_t const bytes : {0, 1, 5, 1023, 4000, 4001, 32000, 70003}) {
+        CAPTURE(bytes);
+        std::vector<std::byte> from(bytes, std::byte{1}), to(bytes + 1);
+        if (bytes > 0) from.back() = std::byte{2};
+        auto const expected = from;
+        auto const waited = doubles::synchronisations();
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t made = nullptr;
+        REQUIRE(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeThreadLocal) ==
+                cudaSuccess);
+        cuda_space::write({.stream = stream.stream}, to.data(), from);
+        REQUIRE(cudaStreamEndCapture(stream.stream, &graph) == cudaSuccess);
+        from.assign(bytes, std::byte{3});
+        REQUIRE(cudaGraphInstantiate(&made, graph, 0) == cudaSuccess);
+        REQUIRE(cudaGraphLaunch(made, stream.stream) == cudaSuccess);
+        CHECK(doubles::synchronisations() == waited);
+        stream.wait();
+        CHECK(std::equal(expected.begin(), expected.end(), to.begin()));
+        CHECK(to.back() == std::byte{0});
+        cudaGraphExecDestroy(made);
+        cudaGraphDestroy(graph);
+    }
 }
 
 TEST_CASE("cuda_space allocates in the order of the stream, or from an engine's own memory") {

@@ -34,6 +34,9 @@ struct loop_launcher {
 cudaError_t launch_copies(cudaStream_t stream, std::span<block_copy const> blocks) {
     return copies_by<loop_launcher>(stream, blocks);
 }
+cudaError_t launch_bytes(cudaStream_t stream, void* to, std::span<std::byte const> bytes) {
+    return bytes_by<loop_launcher>(stream, to, bytes);
+}
 cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from,
                         std::span<block_sum const> sums) {
     return sums_by<loop_launcher>(stream, to, from, sums);

@@ -7,9 +7,7 @@
 #include <ulysses/adapters/cuda.hpp>
 
 #include <cstddef>
-#include <cstring>
 #include <span>
-#include <vector>
 
 /// A double of plans that runs them when their stream gets there.
 class sdpa_double_on_stream {
@@ -29,9 +27,7 @@ class sdpa_double_on_stream {
         doubles::enqueue(on.stream, [=, this] { plans_.run({}, key, operands, workspace); });
     }
     void write(ulysses::cuda_space::queue on, void* to, std::span<std::byte const> bytes) {
-        doubles::enqueue(on.stream, [to, own = std::vector(bytes.begin(), bytes.end())] {
-            std::memcpy(to, own.data(), own.size());
-        });
+        ulysses::cuda_space::write(on, to, bytes);
     }
 
     std::size_t plans() const { return plans_.plans(); }

@@ -43,6 +43,7 @@ namespace detail {
 
 /// Each executes its list on the stream, by as few launches as hold it. Defined in cuda_kernels.cuh.
 cudaError_t launch_copies(cudaStream_t stream, std::span<block_copy const> blocks);
+cudaError_t launch_bytes(cudaStream_t stream, void* to, std::span<std::byte const> bytes);
 /// *Shape*: types as `dtype_of` has them; no sum of more than `largest_device_sum` sources.
 cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from, std::span<block_sum const> sums);
 
@@ -158,6 +159,12 @@ struct cuda_space {
     static void copy(queue on, std::span<block_copy const> blocks, std::size_t) {
         if (on.work != nullptr && on.work->by_engine()) return on.work->copy(on.stream, blocks);
         detail::expect_cuda(detail::launch_copies(on.stream, blocks), "copy kernel");
+    }
+
+    /// Copies bytes of the host, few of them, which may change on return: they travel as parameters of
+    /// kernels, by which the host waits for nothing and a captured call holds them.
+    static void write(queue on, void* to, std::span<std::byte const> bytes) {
+        detail::expect_cuda(detail::launch_bytes(on.stream, to, bytes), "byte kernel");
     }
 
     /// *Throws* `invalid_tensor` unless the operand's first and last bytes are memory of the calling
