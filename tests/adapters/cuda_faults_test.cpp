@@ -6,12 +6,12 @@
 #include <doctest/doctest.h>
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <thread>
 
 /// What becomes of a group over the double of the CUDA runtime when calls of CUDA fail.
 namespace {
@@ -177,4 +177,39 @@ TEST_CASE("a stream of another device is refused on every rank") {
                        "ulysses: cuda_peers: the stream must be one of the rank's current device: "
                        "device 0 (rank 1)"));
     });
+}
+
+TEST_CASE("a fence that one rank alone captures is an error on every rank, and the group goes on") {
+    cuda_test::run(
+        2,
+        [](cuda_test::ranks_type ranks) {
+            auto const stream = ranks.queue().stream;
+            auto const window = ranks.make_window(4);
+            for (int round = 0; round < 3; ++round) {
+                cudaGraph_t graph = nullptr;
+                if (ranks.rank() == 1)
+                    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+                auto const seen = outcome_of([&] { ranks.fence({}); });
+                if (ranks.rank() == 1) {
+                    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+                    cudaGraphDestroy(graph);
+                }
+                CHECK(seen.code == uly::errc::disagreement);
+                CHECK(contains(seen.text, "every rank must pass the same recording (1: the stream is "
+                                          "captured): rank 0 has 0, rank 1 has 1"));
+                // The streams of both wait for each other as before.
+                std::array<std::byte, 4> held{};
+                if (ranks.rank() == 1)
+                    doubles::enqueue(stream, [=, to = ranks.address(window, 0)] {
+                        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                        std::memset(to, round + 1, 4);
+                    });
+                ranks.fence({});
+                cudaMemcpyAsync(held.data(), ranks.address(window, 0), 4, cudaMemcpyDefault, stream);
+                cudaStreamSynchronize(stream);
+                CHECK(held[3] == static_cast<std::byte>(round + 1));
+                ranks.fence({});
+            }
+        },
+        {.fence = fence_way::flags, .deadline = std::chrono::seconds(20)});
 }

@@ -48,7 +48,7 @@ cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& wo
     return epilogue_by<loop_launcher>(stream, type, work);
 }
 cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half) {
-    if (!half.waits) return loop_launcher::run(stream, 1, half);
+    if (half.part != fence_part::wait) return loop_launcher::run(stream, 1, half);
     if (auto const result = doubles::launched_on(stream); result != cudaSuccess) return result;
     ++launched;
     static std::uint64_t given_up = 1;

@@ -48,6 +48,7 @@ struct options {
 namespace detail {
 
 using ulysses::detail::expect_cuda;
+using ulysses::detail::fence_part;
 using ulysses::detail::flag_fence;
 using ulysses::detail::tolerate;
 
@@ -207,17 +208,22 @@ class rank_state {
         flags_.rank = rank_;
         flags_.ranks = ranks_;
         flags_.silent = silent_;
-        flags_.deadline = static_cast<std::uint64_t>(given.deadline / std::chrono::nanoseconds(1));
+        auto const deadline = std::clamp<std::chrono::milliseconds>(
+            given.deadline, std::chrono::milliseconds(0), std::chrono::hours(24 * 365));
+        flags_.deadline = static_cast<std::uint64_t>(deadline / std::chrono::nanoseconds(1));
         for (int r = 0; r < ranks_; ++r)
             flags_.boards[r] = reinterpret_cast<std::uint64_t*>(boards_->memory[index(r)].get());
-        begin_again();
+        expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
+                    "cudaMemsetAsync");
+        drain();
     }
 
     /// Before ranks meet at a fence: shows where the stream is. What fails goes into the status.
     void arrive(fence_status& status) {
         if (ranks_ == 1) return;
-        if (auto const silent = by_flags_ ? ulysses::detail::load_acquire(silent_) : 0)
-            return fail_silent(status, silent);
+        if (auto const silent = by_flags_ ? ulysses::detail::load_acquire(silent_) : 0;
+            ended_ || silent != 0)
+            return fail_ended(status, silent);
         auto capture = cudaStreamCaptureStatusNone;
         auto result = cudaStreamIsCapturing(stream, &capture);
         if (capture != cudaStreamCaptureStatusNone) {
@@ -226,11 +232,13 @@ class rank_state {
                     errc::unsupported,
                     concat("ulysses: fence: calls are captured with fence_way::flags only: rank ",
                            rank_, " orders its stream by events"));
+            status.terms[static_cast<std::size_t>(term::recording)] = 1;
             guarded(status, [&] { keep_for_graphs(); });
         }
         if (result == cudaSuccess)
             result = by_flags_ ? ulysses::detail::launch_flags(stream, flags_)
                                : cudaEventRecord(fences_[parity_]->get(), stream);
+        told_ = result == cudaSuccess && capture == cudaStreamCaptureStatusNone;
         tolerate(result);
         if (result != cudaSuccess)
             status.fail(errc::transport, concat("ulysses: fence: a call of CUDA must succeed: ",
@@ -241,11 +249,8 @@ class rank_state {
     /// When every rank has arrived and none has failed. *Throws* `transport_error`.
     void pass() {
         if (ranks_ == 1) return;
-        if (by_flags_) {
-            auto half = flags_;
-            half.waits = true;
-            return expect_cuda(ulysses::detail::launch_flags(stream, half), "fence kernel");
-        }
+        told_ = false;
+        if (by_flags_) return launch(fence_part::wait);
         for (int r = 0; r < ranks_; ++r)
             if (r != rank_)
                 expect_cuda(
@@ -260,16 +265,16 @@ class rank_state {
         if (!ulysses::detail::captured(stream))
             expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     }
-    /// When all ranks' streams are done: forgets which fences they have arrived at, as not all may
-    /// have. *Throws* `transport_error`.
-    void begin_again() const {
-        if (!boards_ || ulysses::detail::captured(stream)) return;
-        expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
-                    "cudaMemsetAsync");
+    /// When all ranks' streams are done: takes back what this rank has told at a fence that none has
+    /// passed, as not all may have arrived there. *Throws* `transport_error`.
+    void begin_again() {
+        if (!std::exchange(told_, false) || !by_flags_) return;
+        launch(fence_part::take_back);
         drain();
     }
     /// When the group cannot go on: what waits for flags on this rank's stream ends.
-    void give_up() const {
+    void give_up() {
+        ended_ = true;
         if (silent_ != nullptr) ulysses::detail::store_release(silent_, flag_fence::gave_up);
     }
 
@@ -354,8 +359,13 @@ class rank_state {
 
     static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-    void fail_silent(fence_status& status, std::uint64_t silent) const {
-        if (silent == flag_fence::gave_up)
+    void launch(fence_part part) const {
+        auto fence = flags_;
+        fence.part = part;
+        expect_cuda(ulysses::detail::launch_flags(stream, fence), "fence kernel");
+    }
+    void fail_ended(fence_status& status, std::uint64_t silent) const {
+        if (ended_)
             return status.fail(errc::peer_failed,
                                concat("ulysses: fence: a group that has ended is not used: rank ",
                                       rank_, " gave up after an error"));
@@ -387,6 +397,8 @@ class rank_state {
 
     int rank_, ranks_, device_ = 0;
     bool by_flags_, others_elsewhere_ = false;
+    bool told_ = false;   ///< at a fence that the stream has not passed, and is not captured
+    bool ended_ = false;  ///< the group cannot go on
     unsigned parity_ = 0;
     std::uint64_t window_number_ = 0;
     std::unique_ptr<process_group> candidate_;

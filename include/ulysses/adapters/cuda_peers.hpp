@@ -76,8 +76,8 @@ class communicator {
             auto told = status;
             state_->arrive(told);
             host_.fence(told);
+            state_->pass();
         });
-        state_->pass();
     }
 
     window_type make_window(std::size_t bytes) const {
