@@ -179,6 +179,18 @@ TEST_CASE("a stream of another device is refused on every rank") {
     });
 }
 
+TEST_CASE("a window is not made on another device than the rank's") {
+    cuda_test::run(2, [](cuda_test::ranks_type ranks) {
+        if (ranks.rank() == 0) cudaSetDevice(1);
+        auto const seen = outcome_of([&] { ranks.make_window(64); });
+        CHECK(seen.code == uly::errc::invalid_call);
+        CHECK(contains(seen.text, "ulysses: make_window: the rank's device must be the thread's "
+                                  "current one: device 1, the rank is on device 0 (rank 0)"));
+        cuda_test::set_device(ranks.rank());
+        ranks.make_window(64);
+    });
+}
+
 TEST_CASE("a fence that one rank alone captures is an error on every rank, and the group goes on") {
     cuda_test::run(
         2,

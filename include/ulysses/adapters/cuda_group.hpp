@@ -147,7 +147,7 @@ class rank_state {
           ranks_(ranks),
           by_flags_(with.fence == fence_way::flags || with.as_processes),
           candidate_(std::make_unique<process_group>(ranks)) {
-        expect_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+        device_ = current_device();
         for (auto& each : fences_) each = std::make_shared<event>();
         auto const result = cudaEventRecord(fences_[0]->get(), stream);
         tolerate(result);
@@ -284,6 +284,10 @@ class rank_state {
             raise(errc::invalid_call, {}, "make_window",
                   "windows must not grow while a stream is captured: make the call once before",
                   bytes, " bytes");
+        if (auto const here = current_device(); here != device_)
+            raise(errc::invalid_call, {}, "make_window",
+                  "the rank's device must be the thread's current one", "device ", here,
+                  ", the rank is on device ", device_);
         window_record mine;
         mine.bytes = bytes;
         for (auto const& each : exported_) mine.released += each.untold();
@@ -357,6 +361,11 @@ class rank_state {
         bool untold() const { return !told && window.expired(); }
     };
 
+    static int current_device() {
+        int device = 0;
+        expect_cuda(cudaGetDevice(&device), "cudaGetDevice");
+        return device;
+    }
     static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
     void launch(fence_part part) const {
