@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 /// A double of plans that runs them when their stream gets there.
 class sdpa_double_on_stream {
@@ -28,6 +29,10 @@ class sdpa_double_on_stream {
     }
     void write(ulysses::cuda_space::queue on, void* to, std::span<std::byte const> bytes) {
         ulysses::cuda_space::write(on, to, bytes);
+    }
+
+    static void expect_memory(std::string_view name, void const* first, void const* last) {
+        ulysses::cuda_space::expect_memory("cudnn", name, first, last, {});
     }
 
     std::size_t plans() const { return plans_.plans(); }

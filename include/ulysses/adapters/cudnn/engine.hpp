@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <unordered_map>
 
 /// What cudnn.hpp declares. One file of a program includes it.
@@ -93,6 +94,11 @@ void cudnn_engine::run(cuda_space::queue queue, sum_key const& key, sdpa_operand
 
 void cudnn_engine::write(cuda_space::queue queue, void* to, std::span<std::byte const> bytes) {
     cuda_space::write(queue, to, bytes);
+}
+
+void cudnn_engine::expect_memory(std::string_view name, void const* first,
+                                 void const* last) const {
+    if (state_->handle != nullptr) cuda_space::expect_memory("cudnn", name, first, last, where{});
 }
 
 std::size_t cudnn_engine::plans() const { return state_->plans.size() + state_->sums.size(); }

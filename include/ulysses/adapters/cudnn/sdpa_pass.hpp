@@ -126,20 +126,20 @@ class sdpa_pass {
         });
     }
 
-    /// Of elements from the first on: is memory of the space, where that can be asked.
+    /// Of elements from the first on, where that can be asked.
     template <class U>
-    static void expect_memory(std::string_view name, U const* first, std::int64_t last) {
-        if constexpr (requires { space::expect_memory(name, name, first, first, where{}); })
-            space::expect_memory("cudnn", name, first,
-                                 reinterpret_cast<std::byte const*>(first + last + 1) - 1, where{});
+    void expect_memory(std::string_view name, U const* first, std::int64_t last) const {
+        if constexpr (requires { engine_.expect_memory(name, first, first); })
+            engine_.expect_memory(name, first,
+                                  reinterpret_cast<std::byte const*>(first + last + 1) - 1);
     }
     template <class U>
-    static void expect_memory(std::string_view name, U const* first, bias_layout const& layout,
-                              std::int64_t heads) {
+    void expect_memory(std::string_view name, U const* first, bias_layout const& layout,
+                       std::int64_t heads) const {
         auto const& [b, h, i, j] = layout.extents;
         expect_memory(name, first, layout.at(b - 1, h == 1 ? 0 : heads - 1, i - 1, j - 1));
     }
-    static void expect_floats(std::string_view name, void const* first, std::int64_t count) {
+    void expect_floats(std::string_view name, void const* first, std::int64_t count) const {
         if (count > 0) expect_memory(name, static_cast<float const*>(first), count - 1);
     }
 
