@@ -293,8 +293,8 @@ class rank_state {
         for (auto const& each : exported_) mine.released += each.untold();
         // Of a smaller one the other process maps what CUDA has put beside it as well.
         constexpr std::size_t own_block = std::size_t{2} << 20;
-        auto part =
-            device_memory(others_elsewhere_ ? (bytes + own_block) / own_block * own_block : bytes);
+        auto const whole = (bytes + own_block - 1) / own_block * own_block;
+        auto part = device_memory(others_elsewhere_ ? std::max({bytes, whole, own_block}) : bytes);
         if (others_elsewhere_)
             expect_cuda(cudaIpcGetMemHandle(&mine.handle, part.get()), "cudaIpcGetMemHandle");
         own_slot().part = std::move(part);
