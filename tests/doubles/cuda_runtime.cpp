@@ -534,13 +534,14 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    FAILS_IF_ASKED;
     if (auto* const graph = stream_of(stream).capture) {
         graph->invalid = true;
         return failed(cudaErrorStreamCaptureUnsupported);
     }
     ++synchronised;
     stream_of(stream).synchronise();
+    // A stream that has failed does nothing any more.
+    FAILS_IF_ASKED;
     return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
