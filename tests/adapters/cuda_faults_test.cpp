@@ -83,7 +83,8 @@ void use_group(uly::threads::communicator host, cudaStream_t stream,
 
 }  // namespace
 
-TEST_CASE("a call of CUDA that fails, whichever, is an error on every rank, and a group that has not ended goes on") {
+TEST_CASE("a call of CUDA that fails, whichever, is an error on every rank, and a group that has "
+          "not ended goes on") {
     for (auto const& given : ways)
         for (auto const count : {1, 1000000}) {  // once, or from then on, as after a fault
             auto const before = doubles::allocated_bytes();
@@ -95,20 +96,20 @@ TEST_CASE("a call of CUDA that fails, whichever, is an error on every rank, and 
                 CAPTURE(after);
                 std::array<outcome, 2> first, then;
                 cuda_test::streams const on(2);
-                uly::threads::run(
-                    2,
-                    [&](uly::threads::communicator host) {
-                        auto const rank = static_cast<std::size_t>(host.rank());
-                        cuda_test::set_device(host.rank());
-                        if (rank == 1) doubles::fail_calls(after, count);
-                        use_group(host, on[host.rank()], given, first[rank], then[rank]);
-                        if (rank == 1) {
-                            failed = doubles::calls_have_failed();
-                            doubles::fail_calls(-1);
-                        }
-                        CHECK(cudaGetLastError() == cudaSuccess);
-                    },
-                    {.deadline = std::chrono::seconds(10)});
+                uly::threads::run(2,
+                                  [&](uly::threads::communicator host) {
+                                      auto const rank = static_cast<std::size_t>(host.rank());
+                                      cuda_test::set_device(host.rank());
+                                      if (rank == 1) doubles::fail_calls(after, count);
+                                      use_group(host, on[host.rank()], given, first[rank],
+                                                then[rank]);
+                                      if (rank == 1) {
+                                          failed = doubles::calls_have_failed();
+                                          doubles::fail_calls(-1);
+                                      }
+                                      CHECK(cudaGetLastError() == cudaSuccess);
+                                  },
+                                  {.deadline = std::chrono::seconds(10)});
                 for (std::size_t r = 0; r < 2; ++r) {
                     CAPTURE(r);
                     INFO(first[r].text);
@@ -190,36 +191,38 @@ TEST_CASE("a window is not made on another device than the rank's") {
 }
 
 TEST_CASE("a fence that one rank alone captures is an error on every rank, and the group goes on") {
-    cuda_test::run(
-        2,
-        [](cuda_test::ranks_type ranks) {
-            auto const stream = ranks.queue().stream;
-            auto const window = ranks.make_window(4);
-            for (int round = 0; round < 3; ++round) {
-                cudaGraph_t graph = nullptr;
-                if (ranks.rank() == 1)
-                    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-                auto const seen = outcome_of([&] { ranks.fence({}); });
-                if (ranks.rank() == 1) {
-                    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-                    cudaGraphDestroy(graph);
-                }
-                CHECK(seen.code == uly::errc::disagreement);
-                CHECK(contains(seen.text, "every rank must pass the same recording (1: the stream is "
-                                          "captured): rank 0 has 0, rank 1 has 1"));
-                // The streams of both wait for each other as before.
-                std::array<std::byte, 4> held{};
-                if (ranks.rank() == 1)
-                    doubles::enqueue(stream, [=, to = ranks.address(window, 0)] {
-                        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-                        std::memset(to, round + 1, 4);
-                    });
-                ranks.fence({});
-                cudaMemcpyAsync(held.data(), ranks.address(window, 0), 4, cudaMemcpyDefault, stream);
-                cudaStreamSynchronize(stream);
-                CHECK(held[3] == static_cast<std::byte>(round + 1));
-                ranks.fence({});
-            }
-        },
-        {.fence = fence_way::flags, .deadline = std::chrono::seconds(20)});
+    cuda_test::run(2,
+                   [](cuda_test::ranks_type ranks) {
+                       auto const stream = ranks.queue().stream;
+                       auto const window = ranks.make_window(4);
+                       for (int round = 0; round < 3; ++round) {
+                           cudaGraph_t graph = nullptr;
+                           if (ranks.rank() == 1)
+                               cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+                           auto const seen = outcome_of([&] { ranks.fence({}); });
+                           if (ranks.rank() == 1) {
+                               CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+                               cudaGraphDestroy(graph);
+                           }
+                           CHECK(seen.code == uly::errc::disagreement);
+                           CHECK(
+                               contains(seen.text,
+                                        "every rank must pass the same recording (1: the stream is "
+                                        "captured): rank 0 has 0, rank 1 has 1"));
+                           // The streams of both wait for each other as before.
+                           std::array<std::byte, 4> held{};
+                           if (ranks.rank() == 1)
+                               doubles::enqueue(stream, [=, to = ranks.address(window, 0)] {
+                                   std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                                   std::memset(to, round + 1, 4);
+                               });
+                           ranks.fence({});
+                           cudaMemcpyAsync(held.data(), ranks.address(window, 0), 4,
+                                           cudaMemcpyDefault, stream);
+                           cudaStreamSynchronize(stream);
+                           CHECK(held[3] == static_cast<std::byte>(round + 1));
+                           ranks.fence({});
+                       }
+                   },
+                   {.fence = fence_way::flags, .deadline = std::chrono::seconds(20)});
 }

@@ -98,8 +98,7 @@ class device_tensor {
 class mapped_memory {
    public:
     template <class T>
-    explicit mapped_memory(std::vector<T> const& values)
-        : data_(const_cast<T*>(values.data())) {
+    explicit mapped_memory(std::vector<T> const& values) : data_(const_cast<T*>(values.data())) {
         if (values.empty())
             data_ = nullptr;
         else

@@ -405,7 +405,8 @@ bool ends_group(uly::errc code) {
 
 }  // namespace
 
-TEST_CASE("a layer whose call of CUDA fails, whichever, goes on with the right results, or its group ends") {
+TEST_CASE("a layer whose call of CUDA fails, whichever, goes on with the right results, or its "
+          "group ends") {
     for (auto const& how : ways) {
         CAPTURE(how.name);
         bytes expected[2];

@@ -47,7 +47,8 @@ TEST_CASE(
         }
 }
 
-TEST_CASE("cudnn: what changes scores is the device's, or an error on every rank before anything moves") {
+TEST_CASE(
+    "cudnn: what changes scores is the device's, or an error on every rank before anything moves") {
     for (auto const one : {feature::sinks, feature::bias}) {
         auto const p = problem_with<float>(1, one, feature::causal, 20);
         auto const step = p.step(equal_shares(p.tokens, 2));
@@ -63,8 +64,9 @@ TEST_CASE("cudnn: what changes scores is the device's, or an error on every rank
             }
         });
         CHECK(texts[0] == texts[1]);
-        CHECK(texts[0].find(uly::concat("ulysses: cudnn: ", one == feature::sinks ? "sinks" : "bias",
-                                        ": an operand must be memory of the rank's device: the "
-                                        "host's, which CUDA does not know")) == 0);
+        CHECK(
+            texts[0].find(uly::concat("ulysses: cudnn: ", one == feature::sinks ? "sinks" : "bias",
+                                      ": an operand must be memory of the rank's device: the "
+                                      "host's, which CUDA does not know")) == 0);
     }
 }

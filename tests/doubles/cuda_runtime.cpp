@@ -92,7 +92,7 @@ cudaError_t called() {
     a_call_has_failed = true;
     return failed(cudaErrorUnknown);
 }
-#define FAILS_IF_ASKED \
+#define FAILS_IF_ASKED                                                                             \
     if (auto const asked = called(); asked != cudaSuccess) return asked
 
 }  // namespace

@@ -96,8 +96,7 @@ void cudnn_engine::write(cuda_space::queue queue, void* to, std::span<std::byte 
     cuda_space::write(queue, to, bytes);
 }
 
-void cudnn_engine::expect_memory(std::string_view name, void const* first,
-                                 void const* last) const {
+void cudnn_engine::expect_memory(std::string_view name, void const* first, void const* last) const {
     if (state_->handle != nullptr) cuda_space::expect_memory("cudnn", name, first, last, where{});
 }
 
