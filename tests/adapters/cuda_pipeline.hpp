@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 /// Layers over memory of the double's devices: the problems of the pipeline's tests, and attention of
 /// the host as work of a stream.
@@ -93,6 +94,26 @@ class device_tensor {
     T* data_;
 };
 
+/// Memory of the host that CUDA has mapped, as long as this lives.
+class mapped_memory {
+   public:
+    template <class T>
+    explicit mapped_memory(std::vector<T> const& values) : data_(const_cast<T*>(values.data())) {
+        if (values.empty())
+            data_ = nullptr;
+        else
+            cudaHostRegister(data_, values.size() * sizeof(T), cudaHostRegisterMapped);
+    }
+    mapped_memory(mapped_memory const&) = delete;
+    mapped_memory& operator=(mapped_memory const&) = delete;
+    ~mapped_memory() {
+        if (data_ != nullptr) cudaHostUnregister(data_);
+    }
+
+   private:
+    void* data_;
+};
+
 /// One rank's operands on its device, as `local_problem` has them.
 template <class T>
 struct device_problem {
@@ -108,6 +129,8 @@ struct device_problem {
           dq(on, on_host.dq.extents()),
           dk(on, on_host.dk.extents()),
           dv(on, on_host.dv.extents()),
+          dsinks(on_host.dsinks.memory),
+          dbias(on_host.dbias.memory),
           logits(on_host.logits) {}
 
     auto dlogits() { return host.dlogits(); }
@@ -120,6 +143,7 @@ struct device_problem {
 
     host_problem& host;
     device_tensor<T> q, k, v, dout, o, dq, dk, dv;
+    mapped_memory dsinks, dbias;
     uly::logit_inputs logits;
 };
 

@@ -154,6 +154,19 @@ class repeated_layer {
         forward();
         backward();
     }
+    /// Of a call that failed.
+    void discard() { saved_.discard(); }
+    /// A call of a longer sequence, for which windows and memory grow.
+    void call_longer() {
+        auto const p = make_problem<double>(3, grouped, 2, 5 * tokens);
+        auto const step = p.step(equal_shares(p.tokens, ranks_.size()));
+        local_problem<double> host(p, step, ranks_.rank());
+        device_problem<double> local(ranks_.queue(), host);
+        auto saved = layer_.make_context();
+        layer_.attend(step, saved, local.q, local.k, local.v, local.o);
+        layer_.attend_backward(step, saved, local.dout, local.dq, local.dk, local.dv);
+        cudaStreamSynchronize(stream());
+    }
     /// This rank's results, once the stream is done.
     bytes results() {
         device_.o.get(host_.o);
@@ -330,6 +343,8 @@ TEST_CASE("calls are captured after one that was not, and their graph is launche
                     layer.set(2);
                     REQUIRE(cudaGraphLaunch(made, stream) == cudaSuccess);
                     CHECK(layer.results() == two);
+                    // What the graph names is still there.
+                    layer.call_longer();
                 }
                 cudaGraphExecDestroy(made);
                 cudaGraphDestroy(graph);
@@ -369,6 +384,74 @@ TEST_CASE("what cannot be captured is an error on every rank, and the group goes
                              "the call once before: "
                            : "fence: calls are captured with fence_way::flags only: rank 0 orders "
                              "its stream by events"));
+    }
+}
+
+namespace {
+
+/// What `body` ends with on a rank.
+template <class Body>
+uly::errc error_of(Body const& body) {
+    try {
+        body();
+    } catch (uly::error const& e) {
+        return e.code();
+    }
+    return uly::errc::none;
+}
+bool ends_group(uly::errc code) {
+    return code == uly::errc::peer_failed || code == uly::errc::transport;
+}
+
+}  // namespace
+
+TEST_CASE("a layer whose call of CUDA fails, whichever, goes on with the right results, or its "
+          "group ends") {
+    for (auto const& how : ways) {
+        CAPTURE(how.name);
+        bytes expected[2];
+        run(2, [&](ranks_type ranks) {
+            expected[ranks.rank()] = repeated_layer(ranks).results_of(2);
+        });
+        auto const before = doubles::allocated_bytes();
+        auto failed = true;
+        int after = 0;
+        for (; failed; after += TEST_UNDER_SANITIZER ? 7 : 1) {
+            CAPTURE(after);
+            run(
+                2,
+                [&](ranks_type ranks) {
+                    auto const failing = ranks.rank() == after % 2;
+                    auto const last_error = [] { return cudaGetLastError() == cudaSuccess; };
+                    uly::errc first{}, then{};
+                    {
+                        repeated_layer layer(ranks);
+                        layer.set(1);
+                        if (failing) doubles::fail_calls(after / 2);
+                        first = error_of([&] { layer.call(); });
+                        if (failing) {
+                            failed = doubles::calls_have_failed();
+                            doubles::fail_calls(-1);
+                        }
+                        CHECK(last_error());
+                        if (!ends_group(first)) {
+                            layer.discard();
+                            then = error_of([&] {
+                                auto const results = layer.results_of(2);
+                                CHECK(results == expected[ranks.rank()]);
+                            });
+                        }
+                    }
+                    CHECK(last_error());
+                    CHECK((then == uly::errc::none || ends_group(then)));
+                    if (first == uly::errc::none && failing) CHECK(then == uly::errc::none);
+                },
+                how.given);
+            doubles::finish();
+            CHECK(doubles::allocated_bytes() == before);
+        }
+        MESSAGE(after << " places");
+        CHECK(after > 60);
     }
 }
 

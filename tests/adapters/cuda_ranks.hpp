@@ -27,11 +27,17 @@ inline void set_device(int rank) {
     cudaSetDevice(rank % devices);
 }
 
-/// Streams are made in the order of ranks, and outlive the ranks.
+/// Streams are made in the order of ranks, each on its rank's device, and outlive the ranks.
 class streams {
    public:
-    explicit streams(int count) : all_(static_cast<std::size_t>(count)) {
-        for (auto& each : all_) cudaStreamCreateWithFlags(&each, cudaStreamNonBlocking);
+    explicit streams(int count, int first = 0) : all_(static_cast<std::size_t>(count)) {
+        int before = 0;
+        cudaGetDevice(&before);
+        for (auto& each : all_) {
+            set_device(first++);
+            cudaStreamCreateWithFlags(&each, cudaStreamNonBlocking);
+        }
+        cudaSetDevice(before);
     }
     streams(streams const&) = delete;
     streams& operator=(streams const&) = delete;
@@ -63,7 +69,7 @@ std::string run_processes(int ranks, Body const& body,
                           ulysses::cuda_peers::options const& given = {}) {
     return ulysses_bench::run_processes(ranks, [&](ulysses_bench::process_ranks const& host) {
         set_device(host.rank());
-        streams const on(1);
+        streams const on(1, host.rank());
         body(ranks_over<Host>(Host(host), on[0], given));
     });
 }

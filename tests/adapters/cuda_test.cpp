@@ -5,16 +5,19 @@
 #include "../space/scenes.hpp"
 
 #include <ulysses/adapters/cuda.hpp>
+#include <ulysses/core/buffer.hpp>
 #include <ulysses/space/host.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
 #include <random>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 /// The CUDA space over a double of the CUDA runtime: device memory is the host's, so that tests look
@@ -260,6 +263,32 @@ TEST_CASE("cuda_space refuses sums of more sources than a launch holds") {
                          "holds: 769 sources, at most 768"));
 }
 
+TEST_CASE("cuda_space writes bytes of the host, which are its own from then on, without waiting") {
+    stream_owner const stream;
+    for (std::size_t const bytes : {0, 1, 5, 1023, 4000, 4001, 32000, 70003}) {
+        CAPTURE(bytes);
+        std::vector<std::byte> from(bytes, std::byte{1}), to(bytes + 1);
+        if (bytes > 0) from.back() = std::byte{2};
+        auto const expected = from;
+        auto const waited = doubles::synchronisations();
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t made = nullptr;
+        REQUIRE(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeThreadLocal) ==
+                cudaSuccess);
+        cuda_space::write({.stream = stream.stream}, to.data(), from);
+        REQUIRE(cudaStreamEndCapture(stream.stream, &graph) == cudaSuccess);
+        from.assign(bytes, std::byte{3});
+        REQUIRE(cudaGraphInstantiate(&made, graph, 0) == cudaSuccess);
+        REQUIRE(cudaGraphLaunch(made, stream.stream) == cudaSuccess);
+        CHECK(doubles::synchronisations() == waited);
+        stream.wait();
+        CHECK(std::equal(expected.begin(), expected.end(), to.begin()));
+        CHECK(to.back() == std::byte{0});
+        cudaGraphExecDestroy(made);
+        cudaGraphDestroy(graph);
+    }
+}
+
 TEST_CASE("cuda_space allocates in the order of the stream, or from an engine's own memory") {
     stream_owner const stream;
     cuda_space::queue const plain{.stream = stream.stream};
@@ -302,6 +331,42 @@ TEST_CASE("cuda_space allocates in the order of the stream, or from an engine's 
     CHECK(contains(
         text_of_error(uly::errc::out_of_memory, [&] { cuda_space::allocate(from_engine, 129); }),
         "memory must be available: 129 bytes"));
+}
+
+TEST_CASE("memory that a captured call was given is there until its owner ends") {
+    stream_owner const stream;
+    cuda_space::queue const on{.stream = stream.stream};
+    auto const before = doubles::allocated_bytes();
+    auto const captured = [&](auto const& body) {
+        cudaGraph_t graph = nullptr;
+        REQUIRE(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeThreadLocal) ==
+                cudaSuccess);
+        body();
+        REQUIRE(cudaStreamEndCapture(stream.stream, &graph) == cudaSuccess);
+        cudaGraphDestroy(graph);
+        CHECK(cudaGetLastError() == cudaSuccess);
+    };
+    {
+        uly::buffer<cuda_space> memory;
+        memory.reserve(100, on);
+        memory.reserve(200, on);
+        stream.wait();
+        CHECK(doubles::allocated_bytes() == before + 200);  // no graph names the first
+        auto* const first = memory.data();
+        captured([&] { CHECK(memory.reserve(150, on).data() == first); });
+        captured([&] {
+            text_of_error(uly::errc::invalid_call, [&] { memory.reserve(300, on); });
+            CHECK(memory.data() == first);
+        });
+        memory.reserve(300, on);
+        memory.reserve(400, on);
+        stream.wait();
+        CHECK(doubles::allocated_bytes() == before + 200 + 400);
+        auto moved = std::move(memory);
+        CHECK(moved.bytes() == 400);
+    }
+    stream.wait();
+    CHECK(doubles::allocated_bytes() == before);
 }
 
 TEST_CASE("cuda_space knows memory that its device does not reach") {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
 /// cuDNN's functor in pipelines on streams: over doubles of the CUDA runtime and of cuDNN's plans.
@@ -36,6 +37,7 @@ TEST_CASE(
             auto const exact = compute_alone<uly::reference_attention>(converted<double>(p));
             auto const step = p.step(equal_shares(p.tokens, ranks));
             results<float> whole(p);
+            cuda_test::mapped_memory const sinks(p.sinks), slopes(p.slopes), bias(p.bias.memory);
             sdpa_double_on_stream plans;
             uly::sdpa_attention const attention(plans);
             cuda_test::run(ranks, [&](cuda_test::ranks_type const& of) {
@@ -43,4 +45,28 @@ TEST_CASE(
             });
             check_bounds(whole, exact, bounds_of(p, ranks));
         }
+}
+
+TEST_CASE(
+    "cudnn: what changes scores is the device's, or an error on every rank before anything moves") {
+    for (auto const one : {feature::sinks, feature::bias}) {
+        auto const p = problem_with<float>(1, one, feature::causal, 20);
+        auto const step = p.step(equal_shares(p.tokens, 2));
+        results<float> whole(p);
+        sdpa_double_on_stream plans;
+        std::vector<std::string> texts(2);
+        cuda_test::run(2, [&](cuda_test::ranks_type const& of) {
+            try {
+                cuda_test::compute_rank_on_device(of, p, step, whole, uly::sdpa_attention(plans));
+            } catch (uly::error const& e) {
+                CHECK(e.code() == uly::errc::invalid_tensor);
+                texts[static_cast<std::size_t>(of.rank())] = e.what();
+            }
+        });
+        CHECK(texts[0] == texts[1]);
+        CHECK(
+            texts[0].find(uly::concat("ulysses: cudnn: ", one == feature::sinks ? "sinks" : "bias",
+                                      ": an operand must be memory of the rank's device: the "
+                                      "host's, which CUDA does not know")) == 0);
+    }
 }

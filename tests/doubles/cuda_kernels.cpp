@@ -20,6 +20,7 @@ std::atomic<int> launched{0};
 struct loop_launcher {
     template <class Body>
     static cudaError_t run(cudaStream_t stream, std::int64_t tiles, Body const& body) {
+        if (auto const result = doubles::launched_on(stream); result != cudaSuccess) return result;
         ++launched;
         return doubles::enqueue(stream, [=] {
             for (std::int64_t tile = 0; tile < tiles; ++tile)
@@ -33,6 +34,9 @@ struct loop_launcher {
 cudaError_t launch_copies(cudaStream_t stream, std::span<block_copy const> blocks) {
     return copies_by<loop_launcher>(stream, blocks);
 }
+cudaError_t launch_bytes(cudaStream_t stream, void* to, std::span<std::byte const> bytes) {
+    return bytes_by<loop_launcher>(stream, to, bytes);
+}
 cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from,
                         std::span<block_sum const> sums) {
     return sums_by<loop_launcher>(stream, to, from, sums);
@@ -44,7 +48,8 @@ cudaError_t launch_epilogue(cudaStream_t stream, dtype type, norm_rows const& wo
     return epilogue_by<loop_launcher>(stream, type, work);
 }
 cudaError_t launch_flags(cudaStream_t stream, flag_fence const& half) {
-    if (!half.waits) return loop_launcher::run(stream, 1, half);
+    if (half.part != fence_part::wait) return loop_launcher::run(stream, 1, half);
+    if (auto const result = doubles::launched_on(stream); result != cudaSuccess) return result;
     ++launched;
     static std::uint64_t given_up = 1;
     auto no_wait = half;

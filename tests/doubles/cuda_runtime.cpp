@@ -26,6 +26,7 @@ using work_type = std::function<void()>;
 
 struct CUgraph_st {
     std::vector<work_type> work;
+    bool invalid = false;              // by a call that a capture does not allow
     std::vector<CUstream_st*> joined;  // streams that wait for an event of the capture
 };
 struct CUgraphExec_st {
@@ -72,21 +73,39 @@ std::atomic<int> allocations_left{-1};
 thread_local int current_device = 0;
 thread_local int captures_here = 0;  // of this thread, which may then not allocate at once
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local int calls_until_failure = -1, calls_to_fail = 0;
+thread_local bool a_call_has_failed = false;
 
 cudaError_t failed(cudaError_t error) {
     last_error = error;
     return error;
 }
 
+/// What a call that may fail begins with: an error that was asked for.
+cudaError_t called() {
+    if (calls_until_failure < 0) return cudaSuccess;
+    if (calls_until_failure > 0) {
+        --calls_until_failure;
+        return cudaSuccess;
+    }
+    if (--calls_to_fail <= 0) calls_until_failure = -1;
+    a_call_has_failed = true;
+    return failed(cudaErrorUnknown);
+}
+#define FAILS_IF_ASKED                                                                             \
+    if (auto const asked = called(); asked != cudaSuccess) return asked
+
 }  // namespace
 
 struct CUevent_st {
+    int const device = current_device;
     std::mutex mutex;
     std::shared_ptr<recording> latest;  // null: never recorded
 };
 
 struct CUstream_st {
     int const number = streams_made++;
+    int const device = current_device;
     CUgraph_st* capture = nullptr;  // used by the thread that captures
 
     CUstream_st() : thread_([this] { run(); }) {
@@ -176,9 +195,9 @@ std::size_t whole_pages(std::size_t bytes) {
     return std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
 }
 
-void remember(void* data, std::size_t bytes, int file) {
+void remember(void* data, std::size_t bytes, int device, int file) {
     std::lock_guard const lock(memory_mutex);
-    memory[static_cast<std::byte*>(data)] = {bytes, current_device, file};
+    memory[static_cast<std::byte*>(data)] = {bytes, device, file};
     memory_bytes += bytes;
 }
 /// The allocation, forgotten; none for an address that is not one.
@@ -197,8 +216,12 @@ void remember_copy(void const* to) {
     copies_seen.push_back(to);
 }
 
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;  // of this thread
+
 cudaError_t capturing_here() {
-    return captures_here > 0 ? failed(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
+    return captures_here > 0 && capture_mode != cudaStreamCaptureModeRelaxed
+               ? failed(cudaErrorStreamCaptureUnsupported)
+               : cudaSuccess;
 }
 
 }  // namespace
@@ -208,6 +231,12 @@ namespace doubles {
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
     stream_of(stream).push(std::move(work));
     return cudaSuccess;
+}
+cudaError_t launched_on(cudaStream_t stream) {
+    FAILS_IF_ASKED;
+    return stream != nullptr && stream->device != current_device
+               ? failed(cudaErrorInvalidResourceHandle)
+               : cudaSuccess;
 }
 int number(cudaStream_t stream) { return stream_of(stream).number; }
 bool told_to_wait(cudaStream_t stream, int source) {
@@ -244,6 +273,12 @@ std::size_t allocated_bytes() {
     return memory_bytes;
 }
 void fail_allocation(int after) { allocations_left = after; }
+void fail_calls(int after, int count) {
+    calls_until_failure = after;
+    calls_to_fail = count;
+    a_call_has_failed = false;
+}
+bool calls_have_failed() { return a_call_has_failed; }
 
 }  // namespace doubles
 
@@ -255,6 +290,8 @@ char const* cudaGetErrorName(cudaError_t error) {
         case cudaSuccess: return "cudaSuccess";
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorUnknown: return "cudaErrorUnknown";
+        case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
         case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
         case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
@@ -304,6 +341,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
 // Memory ------------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+    FAILS_IF_ASKED;
     if (auto const refused = capturing_here(); refused != cudaSuccess) return refused;
     ++synchronised;
     if (no_memory_left()) return failed(cudaErrorMemoryAllocation);
@@ -313,12 +351,13 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
     *data = mmap(nullptr, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (*data == MAP_FAILED) return failed(cudaErrorMemoryAllocation);
     std::memset(*data, 0xff, bytes);  // NaN, whatever the type
-    remember(*data, bytes, file);
+    remember(*data, bytes, current_device, file);
     return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
-    ++synchronised;
     if (data == nullptr) return cudaSuccess;
+    if (auto const refused = capturing_here(); refused != cudaSuccess) return refused;
+    ++synchronised;
     auto const [found, was] = forget(data);
     if (!found || was.file < 0) return failed(cudaErrorInvalidValue);
     munmap(data, whole_pages(was.bytes));
@@ -326,17 +365,20 @@ cudaError_t cudaFree(void* data) {
     return cudaSuccess;
 }
 cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
+    FAILS_IF_ASKED;
     if (stream_of(stream).capture != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
     if (no_memory_left()) return failed(cudaErrorMemoryAllocation);
     constexpr std::size_t alignment = 256;
     *data = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
-    remember(*data, bytes, -1);
+    remember(*data, bytes, stream_of(stream).device, -1);
     // As the stream's own work: nobody else may use it before.
     stream_of(stream).push([to = *data, bytes] { std::memset(to, 0xff, bytes); });
     return cudaSuccess;
 }
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
     if (data == nullptr) return cudaSuccess;
+    // A graph frees what it has allocated.
+    if (stream_of(stream).capture != nullptr) return failed(cudaErrorInvalidValue);
     {
         std::lock_guard const lock(memory_mutex);
         auto const found = memory.find(static_cast<std::byte*>(data));
@@ -349,6 +391,7 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+    FAILS_IF_ASKED;
     if (auto const refused = capturing_here(); refused != cudaSuccess) return refused;
     ++synchronised;
     *data = std::calloc(bytes, 1);
@@ -366,7 +409,22 @@ cudaError_t cudaFreeHost(void* data) {
     return cudaSuccess;
 }
 
+cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
+    FAILS_IF_ASKED;
+    std::lock_guard const lock(memory_mutex);
+    return pinned.emplace(static_cast<std::byte*>(data), bytes).second
+               ? cudaSuccess
+               : failed(cudaErrorHostMemoryAlreadyRegistered);
+}
+cudaError_t cudaHostUnregister(void* data) {
+    std::lock_guard const lock(memory_mutex);
+    return pinned.erase(static_cast<std::byte*>(data)) == 1
+               ? cudaSuccess
+               : failed(cudaErrorHostMemoryNotRegistered);
+}
+
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, void const* data) {
+    FAILS_IF_ASKED;
     *found = {};
     auto* const at = const_cast<std::byte*>(static_cast<std::byte const*>(data));
     std::lock_guard const lock(memory_mutex);
@@ -386,10 +444,12 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, void const* d
 }
 
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
+    FAILS_IF_ASKED;
     return doubles::enqueue(stream, [=] { std::memset(data, value, bytes); });
 }
 cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
+    FAILS_IF_ASKED;
     remember_copy(to);
     return doubles::enqueue(stream, [=] {
         if (bytes > 0) std::memcpy(to, from, bytes);
@@ -398,6 +458,7 @@ cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaM
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, void const* from,
                               std::size_t from_pitch, std::size_t width, std::size_t height,
                               cudaMemcpyKind, cudaStream_t stream) {
+    FAILS_IF_ASKED;
     if (width > to_pitch || width > from_pitch || std::max(to_pitch, from_pitch) > 0x7fffffff)
         return failed(cudaErrorInvalidPitchValue);
     remember_copy(to);
@@ -409,6 +470,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, void const* from,
 }
 
 cudaError_t cudaMemcpy3DAsync(cudaMemcpy3DParms const* call, cudaStream_t stream) {
+    FAILS_IF_ASKED;
     auto const &to = call->dstPtr, &from = call->srcPtr;
     auto const [width, height, depth] = call->extent;
     if (width > to.pitch || width > from.pitch) return failed(cudaErrorInvalidPitchValue);
@@ -426,6 +488,7 @@ cudaError_t cudaMemcpy3DAsync(cudaMemcpy3DParms const* call, cudaStream_t stream
 
 // The handle names the process and its file, which another process opens again.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
+    FAILS_IF_ASKED;
     std::lock_guard const lock(memory_mutex);
     auto const found = memory.find(static_cast<std::byte*>(data));
     if (found == memory.end() || found->second.file < 0) return failed(cudaErrorInvalidValue);
@@ -437,6 +500,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
     return cudaSuccess;
 }
 cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned) {
+    FAILS_IF_ASKED;
     std::uint64_t parts[3];
     std::memcpy(parts, &handle, sizeof parts);
     auto const path = "/proc/" + std::to_string(parts[0]) + "/fd/" + std::to_string(parts[1]);
@@ -462,6 +526,7 @@ cudaError_t cudaIpcCloseMemHandle(void* data) {
 // Streams and events ------------------------------------------------------------------------------
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+    FAILS_IF_ASKED;
     *stream = new CUstream_st;
     return cudaSuccess;
 }
@@ -470,12 +535,18 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    if (stream_of(stream).capture != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
+    if (auto* const graph = stream_of(stream).capture) {
+        graph->invalid = true;
+        return failed(cudaErrorStreamCaptureUnsupported);
+    }
     ++synchronised;
     stream_of(stream).synchronise();
+    // A stream that has failed does nothing any more.
+    FAILS_IF_ASKED;
     return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    FAILS_IF_ASKED;
     *event = new CUevent_st;
     return cudaSuccess;
 }
@@ -490,7 +561,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    FAILS_IF_ASKED;
     auto& on = stream_of(stream);
+    if (stream != nullptr && on.device != event->device)
+        return failed(cudaErrorInvalidResourceHandle);
     auto const made = std::make_shared<recording>();
     made->capture = on.capture;
     made->stream = on.number;
@@ -502,6 +576,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    FAILS_IF_ASKED;
     auto& on = stream_of(stream);
     std::shared_ptr<recording> seen;
     {
@@ -525,6 +600,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 // Capture -----------------------------------------------------------------------------------------
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+    FAILS_IF_ASKED;
     *status = stream_of(stream).capture != nullptr ? cudaStreamCaptureStatusActive
                                                    : cudaStreamCaptureStatusNone;
     return cudaSuccess;
@@ -542,6 +618,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     *graph = std::exchange(on.capture, nullptr);
     for (auto* const each : (*graph)->joined) each->capture = nullptr;
     --captures_here;
+    if (!(*graph)->invalid) return cudaSuccess;
+    delete std::exchange(*graph, nullptr);
+    return failed(cudaErrorStreamCaptureInvalidated);
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+    std::swap(*mode, capture_mode);
     return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {

@@ -14,13 +14,17 @@
 /// on. What is not ordered by a stream or an event is a race that the thread sanitizer reports.
 ///
 /// There are `device_count` devices, all of which reach each other. What CUDA refuses while a stream is
-/// captured is refused; a captured graph runs its work one after the other.
+/// captured is refused, and a stream's device is that which its events and kernels must have; a captured
+/// graph runs its work one after the other.
 namespace doubles {
 
 inline constexpr int device_count = 2;
 
 /// Runs `work` on the stream's thread, after what the stream has: a kernel or a host function.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
+
+/// What a launch on the stream returns: an error for one of another device, or that was asked for.
+cudaError_t launched_on(cudaStream_t stream);
 
 /// Streams are numbered from 0 as they are created.
 int number(cudaStream_t stream);
@@ -55,5 +59,10 @@ std::uint64_t synchronisations();
 std::size_t allocated_bytes();
 /// Makes the allocation after next `after` others fail for lack of memory; -1: none.
 void fail_allocation(int after);
+/// Makes calls of this thread fail with cudaErrorUnknown: `count` of them, after next `after` others; -1:
+/// none. Those that free or destroy are not counted.
+void fail_calls(int after, int count = 1);
+/// Whether one of them has come.
+bool calls_have_failed();
 
 }  // namespace doubles

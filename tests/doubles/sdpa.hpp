@@ -228,7 +228,19 @@ class sdpa_double {
             });
         }
 
+        /// cuDNN sums a gradient beside it, as it lies, in room for so many rows.
+        void check_places(operand firsts, ulysses::row_strides const& strides, std::int64_t b,
+                          std::int64_t count, std::int64_t places) const {
+            auto const last = at<std::int64_t const>(firsts)[b] + (count - 1) * strides[1];
+            if (count > 0 && last > (places - 1) * strides[1])
+                throw std::logic_error("sdpa_double: a row lies beyond its places: " + key.text());
+        }
         void backward() const {
+            for (std::int64_t b = 0; key.varied && b < key.batch; ++b) {
+                check_places(operand::first_dq, key.dq, b, rows(b), key.row_places);
+                check_places(operand::first_dk, key.dk, b, keys(b), key.key_places);
+                check_places(operand::first_dv, key.dv, b, keys(b), key.key_places);
+            }
             auto const dims = key.head_dim + key.value_dim;
             auto const key_rows = key.batch * key.kv_heads * key.keys;
             std::vector<double> sums(static_cast<std::size_t>(key_rows * dims));

@@ -7,9 +7,8 @@
 #include <ulysses/adapters/cuda.hpp>
 
 #include <cstddef>
-#include <cstring>
 #include <span>
-#include <vector>
+#include <string_view>
 
 /// A double of plans that runs them when their stream gets there.
 class sdpa_double_on_stream {
@@ -29,9 +28,11 @@ class sdpa_double_on_stream {
         doubles::enqueue(on.stream, [=, this] { plans_.run({}, key, operands, workspace); });
     }
     void write(ulysses::cuda_space::queue on, void* to, std::span<std::byte const> bytes) {
-        doubles::enqueue(on.stream, [to, own = std::vector(bytes.begin(), bytes.end())] {
-            std::memcpy(to, own.data(), own.size());
-        });
+        ulysses::cuda_space::write(on, to, bytes);
+    }
+
+    static void expect_memory(std::string_view name, void const* first, void const* last) {
+        ulysses::cuda_space::expect_memory("cudnn", name, first, last, {});
     }
 
     std::size_t plans() const { return plans_.plans(); }

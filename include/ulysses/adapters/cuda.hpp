@@ -43,6 +43,7 @@ namespace detail {
 
 /// Each executes its list on the stream, by as few launches as hold it. Defined in cuda_kernels.cuh.
 cudaError_t launch_copies(cudaStream_t stream, std::span<block_copy const> blocks);
+cudaError_t launch_bytes(cudaStream_t stream, void* to, std::span<std::byte const> bytes);
 /// *Shape*: types as `dtype_of` has them; no sum of more than `largest_device_sum` sources.
 cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from, std::span<block_sum const> sums);
 
@@ -84,15 +85,14 @@ class cuda_work {
         for (auto const& block : blocks)
             if (!of_peer(block)) own_.push_back(block);
         auto const remote = blocks.size() - own_.size();
-        auto const lanes = lanes_.fork(stream, remote);
-        std::size_t next = 0;
+        detail::cuda_fork lanes(lanes_, stream, remote);
         for (int i = 1; i < options_.ranks && remote > 0; ++i) {
             auto const peer = (options_.rank + i) % options_.ranks;
             for (auto const& block : blocks)
-                if (block.peer == peer) detail::engine_copy(lanes_.stream(next++ % lanes), block);
+                if (block.peer == peer) detail::engine_copy(lanes.next(), block);
         }
         if (!own_.empty()) detail::expect_cuda(detail::launch_copies(stream, own_), "copy kernel");
-        lanes_.join(stream, lanes);
+        lanes.join();
     }
 
    private:
@@ -120,10 +120,13 @@ struct cuda_space {
         cuda_memory const* from = nullptr;  ///< null: cudaMallocAsync
     };
 
+    /// Whether the stream is captured.
+    static bool records(queue on) { return detail::captured(on.stream); }
+
     /// Aligned to 64 and more. *Throws* `out_of_memory`, `transport_error`; `invalid_call` while the
     /// stream is captured, as memory of a graph is not the pipeline's to keep.
     static void* allocate(queue on, std::size_t bytes, where at = where::here()) {
-        if (detail::captured(on.stream))
+        if (records(on))
             raise(errc::invalid_call, at, "cuda_space::allocate",
                   "memory must not grow while a stream is captured: make the call once before",
                   bytes, " bytes");
@@ -150,12 +153,18 @@ struct cuda_space {
         if (auto const* const own = on.from)
             own->deallocate(own->context, memory, bytes, on.stream);
         else
-            static_cast<void>(cudaFreeAsync(memory, on.stream));
+            detail::tolerate(cudaFreeAsync(memory, on.stream));
     }
 
     static void copy(queue on, std::span<block_copy const> blocks, std::size_t) {
         if (on.work != nullptr && on.work->by_engine()) return on.work->copy(on.stream, blocks);
         detail::expect_cuda(detail::launch_copies(on.stream, blocks), "copy kernel");
+    }
+
+    /// Copies bytes of the host, few of them, which may change on return: they travel as parameters of
+    /// kernels, by which the host waits for nothing and a captured call holds them.
+    static void write(queue on, void* to, std::span<std::byte const> bytes) {
+        detail::expect_cuda(detail::launch_bytes(on.stream, to, bytes), "byte kernel");
     }
 
     /// *Throws* `invalid_tensor` unless the operand's first and last bytes are memory of the calling

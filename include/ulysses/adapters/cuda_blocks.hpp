@@ -162,10 +162,27 @@ struct sum_tiles {
     }
 };
 
+/// Bytes of the host, up to `Capacity`; a thread writes `bytes_per_thread` of them.
+template <std::size_t Capacity>
+struct byte_tiles {
+    static constexpr std::int64_t capacity{Capacity}, bytes_per_thread{4};
+    std::byte* to = nullptr;
+    std::int64_t count = 0;
+    std::byte bytes[Capacity];
+
+    std::int64_t threads() const { return (count + bytes_per_thread - 1) / bytes_per_thread; }
+    ULYSSES_HD void operator()(std::int64_t tile, int thread) const {
+        auto const first = (tile * block_threads + thread) * bytes_per_thread;
+        for (auto i = first; i < first + bytes_per_thread && i < count; ++i) to[i] = bytes[i];
+    }
+};
+
 /// As many lists as fit the 4 KiB that every CUDA gives a kernel's parameters, and more in the 32764
 /// bytes that CUDA 12.1 does.
 using few_copies = copy_tiles<32>;
 using many_copies = copy_tiles<256>;
+using few_bytes = byte_tiles<4000>;
+using many_bytes = byte_tiles<32000>;
 template <class To, class From>
 using few_sums = sum_tiles<To, From, 16, 64>;
 template <class To, class From>

@@ -19,6 +19,11 @@ inline void expect_cuda(cudaError_t result, std::string_view call, where at = {}
           cudaGetErrorName(result), " (", static_cast<int>(result), ")");
 }
 
+/// Of a call that gives something back: nothing follows from its error, nor is it left for the next call.
+inline void tolerate(cudaError_t result) noexcept {
+    if (result != cudaSuccess) static_cast<void>(cudaGetLastError());
+}
+
 inline bool captured(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     expect_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");

@@ -21,7 +21,7 @@ class cuda_lanes {
    public:
     cuda_lanes() = default;
     /// *Throws* `transport_error`.
-    explicit cuda_lanes(int count) {
+    explicit cuda_lanes(int count) : cuda_lanes() {
         lanes_.reserve(static_cast<std::size_t>(count));
         for (int i = 0; i < count; ++i) {
             auto& lane = lanes_.emplace_back();
@@ -37,10 +37,10 @@ class cuda_lanes {
     cuda_lanes& operator=(cuda_lanes const&) = delete;
     ~cuda_lanes() {
         for (auto const& lane : lanes_) {
-            if (lane.done != nullptr) cudaEventDestroy(lane.done);
-            if (lane.stream != nullptr) cudaStreamDestroy(lane.stream);
+            if (lane.done != nullptr) tolerate(cudaEventDestroy(lane.done));
+            if (lane.stream != nullptr) tolerate(cudaStreamDestroy(lane.stream));
         }
-        if (begun_ != nullptr) cudaEventDestroy(begun_);
+        if (begun_ != nullptr) tolerate(cudaEventDestroy(begun_));
     }
 
     cudaStream_t stream(std::size_t lane) const { return lanes_[lane].stream; }
@@ -54,13 +54,20 @@ class cuda_lanes {
             expect_cuda(cudaStreamWaitEvent(lanes_[i].stream, begun_, 0), "cudaStreamWaitEvent");
         return count;
     }
-    /// Ends that many.
-    void join(cudaStream_t to, std::size_t count) {
+    /// Ends that many, each whatever becomes of the others.
+    cudaError_t join(cudaStream_t to, std::size_t count) {
+        auto first = cudaSuccess;
         for (std::size_t i = 0; i < count; ++i) {
             auto const& lane = lanes_[i];
-            expect_cuda(cudaEventRecord(lane.done, lane.stream), "cudaEventRecord");
-            expect_cuda(cudaStreamWaitEvent(to, lane.done, 0), "cudaStreamWaitEvent");
+            auto result = cudaEventRecord(lane.done, lane.stream);
+            if (result == cudaSuccess) result = cudaStreamWaitEvent(to, lane.done, 0);
+            if (result == cudaSuccess) continue;
+            // The host waits in place of the stream.
+            tolerate(result);
+            tolerate(cudaStreamSynchronize(lane.stream));
+            if (first == cudaSuccess) first = result;
         }
+        return first;
     }
 
    private:
@@ -70,6 +77,25 @@ class cuda_lanes {
     };
     std::vector<lane_type> lanes_;
     cudaEvent_t begun_ = nullptr;
+};
+
+/// Lanes beside a stream while this lives: it goes on after them also when an error comes between.
+class cuda_fork {
+   public:
+    cuda_fork(cuda_lanes& lanes, cudaStream_t stream, std::size_t works)
+        : lanes_(lanes), stream_(stream), count_(lanes.fork(stream, works)) {}
+    cuda_fork(cuda_fork const&) = delete;
+    cuda_fork& operator=(cuda_fork const&) = delete;
+    ~cuda_fork() { lanes_.join(stream_, count_); }
+
+    /// Lanes in turn.
+    cudaStream_t next() { return lanes_.stream(next_++ % count_); }
+    void join() { expect_cuda(lanes_.join(stream_, std::exchange(count_, 0)), "cudaEventRecord"); }
+
+   private:
+    cuda_lanes& lanes_;
+    cudaStream_t stream_;
+    std::size_t count_, next_ = 0;
 };
 
 /// A block as the copy engines see it: axes that lie back to back on both sides are one, and the rest

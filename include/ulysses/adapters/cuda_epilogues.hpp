@@ -48,20 +48,13 @@ struct norm_tiles {
     }
 };
 
-template <class Launcher, class Body>
-cudaError_t rows_by(cudaStream_t stream, Body const& body) {
-    auto const tiles = (body.threads() + block_threads - 1) / block_threads;
-    if (tiles > most_tiles) return cudaErrorInvalidConfiguration;
-    return tiles == 0 ? cudaSuccess : Launcher::run(stream, tiles, body);
-}
-
 template <class Launcher, class T>
 cudaError_t epilogue_of(cudaStream_t stream, rope_turns const& turns) {
-    return rows_by<Launcher>(stream, turn_tiles<T>{turns});
+    return threads_by<Launcher>(stream, turn_tiles<T>{turns});
 }
 template <class Launcher, class T>
 cudaError_t epilogue_of(cudaStream_t stream, norm_rows const& work) {
-    return rows_by<Launcher>(stream, norm_tiles<T>{work, work.aligned(16, sizeof(T))});
+    return threads_by<Launcher>(stream, norm_tiles<T>{work, work.aligned(16, sizeof(T))});
 }
 
 template <class Launcher, class Work>

@@ -51,6 +51,13 @@ inline constexpr int most_flag_ranks = 256;
 /// Flags of different ranks do not share a line.
 inline constexpr std::int64_t flag_words = 8;
 
+/// What a launch does of a fence.
+enum class fence_part : std::uint8_t {
+    tell,       ///< the first half
+    wait,       ///< the second: for what the first half of others tells
+    take_back,  ///< undoes the first half of a fence that no rank passes
+};
+
 /// What a rank's fences need. Each rank has a board: a flag for every rank, and counts of its own.
 /// Thread p deals with rank p: it tells its board, or waits for its flag on the own one.
 ///
@@ -58,7 +65,7 @@ inline constexpr std::int64_t flag_words = 8;
 /// kernel at a time gets on.
 struct flag_fence {
     int rank = 0, ranks = 0;
-    bool waits = false;  ///< the second half: wait for what the first half of others tells
+    fence_part part = fence_part::tell;
     /// Host memory: 0, 1 + a rank that was silent too long, or `gave_up`, by which the host ends all
     /// waiting.
     std::uint64_t* silent = nullptr;
@@ -71,7 +78,9 @@ struct flag_fence {
     ULYSSES_HD void operator()(std::int64_t, int thread) const {
         if (thread >= ranks) return;
         auto* const own = boards[rank];
-        auto const fences = ++own[(ranks * (waits ? 2 : 1) + thread) * flag_words];
+        auto const waits = part == fence_part::wait;
+        auto& count = own[(ranks * (waits ? 2 : 1) + thread) * flag_words];
+        auto const fences = part == fence_part::take_back ? --count : ++count;
         if (!waits) return store_release(boards[thread] + rank * flag_words, fences);
         auto const begun = clock_now();
         // The host's memory is far, and looked at now and then.

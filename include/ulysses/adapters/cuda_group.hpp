@@ -5,6 +5,8 @@
 #include <ulysses/adapters/cuda_flags.hpp>
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
+#include <ulysses/core/fence.hpp>
+#include <ulysses/core/guarded.hpp>
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -46,7 +48,9 @@ struct options {
 namespace detail {
 
 using ulysses::detail::expect_cuda;
+using ulysses::detail::fence_part;
 using ulysses::detail::flag_fence;
+using ulysses::detail::tolerate;
 
 /// Device memory of this process. *Throws* `out_of_memory`, `transport_error`.
 inline std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
@@ -57,7 +61,7 @@ inline std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
         raise(errc::out_of_memory, {}, "make_window", "memory must be available", bytes, " bytes");
     }
     expect_cuda(result, "cudaMalloc");
-    return {static_cast<std::byte*>(memory), [](std::byte* each) { cudaFree(each); }};
+    return {static_cast<std::byte*>(memory), [](std::byte* each) { tolerate(cudaFree(each)); }};
 }
 
 /// Another process's, as long as it is mapped here.
@@ -65,7 +69,8 @@ inline std::shared_ptr<std::byte> mapped_memory(cudaIpcMemHandle_t const& handle
     void* memory = nullptr;
     expect_cuda(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
                 "cudaIpcOpenMemHandle");
-    return {static_cast<std::byte*>(memory), [](std::byte* each) { cudaIpcCloseMemHandle(each); }};
+    return {static_cast<std::byte*>(memory),
+            [](std::byte* each) { tolerate(cudaIpcCloseMemHandle(each)); }};
 }
 
 class event {
@@ -76,7 +81,7 @@ class event {
     }
     event(event const&) = delete;
     event& operator=(event const&) = delete;
-    ~event() { cudaEventDestroy(event_); }
+    ~event() { tolerate(cudaEventDestroy(event_)); }
     cudaEvent_t get() const { return event_; }
 
    private:
@@ -93,7 +98,7 @@ struct window_parts {
     window_parts() = default;
     window_parts(window_parts const&) = delete;
     window_parts& operator=(window_parts const&) = delete;
-    ~window_parts() { cudaStreamSynchronize(stream); }
+    ~window_parts() { tolerate(cudaStreamSynchronize(stream)); }
 };
 
 /// What the ranks of one process share.
@@ -120,7 +125,7 @@ struct rank_record {
 };
 struct window_record {
     std::uint64_t bytes = 0;
-    std::uint64_t oldest = 0;  ///< number of the oldest window that the rank still holds
+    std::uint64_t released = 0;  ///< windows that the rank has let go of and not told yet
     cudaIpcMemHandle_t handle{};
 };
 
@@ -142,15 +147,21 @@ class rank_state {
           ranks_(ranks),
           by_flags_(with.fence == fence_way::flags || with.as_processes),
           candidate_(std::make_unique<process_group>(ranks)) {
-        expect_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+        device_ = current_device();
         for (auto& each : fences_) each = std::make_shared<event>();
+        auto const result = cudaEventRecord(fences_[0]->get(), stream);
+        tolerate(result);
+        if (result == cudaErrorInvalidResourceHandle)
+            raise(errc::invalid_call, {}, "cuda_peers",
+                  "the stream must be one of the rank's current device", "device ", device_);
+        expect_cuda(result, "cudaEventRecord");
     }
     rank_state(rank_state const&) = delete;
     rank_state& operator=(rank_state const&) = delete;
     ~rank_state() {
-        for (auto& window : shared) window.reset();
+        close();
         boards_.reset();
-        if (silent_ != nullptr) cudaFreeHost(silent_);
+        if (silent_ != nullptr) tolerate(cudaFreeHost(silent_));
         if (group_ != nullptr) process_group::release(group_, 1);
     }
 
@@ -197,29 +208,38 @@ class rank_state {
         flags_.rank = rank_;
         flags_.ranks = ranks_;
         flags_.silent = silent_;
-        flags_.deadline = static_cast<std::uint64_t>(given.deadline / std::chrono::nanoseconds(1));
+        auto const deadline = std::clamp<std::chrono::milliseconds>(
+            given.deadline, std::chrono::milliseconds(0), std::chrono::hours(24 * 365));
+        flags_.deadline = static_cast<std::uint64_t>(deadline / std::chrono::nanoseconds(1));
         for (int r = 0; r < ranks_; ++r)
             flags_.boards[r] = reinterpret_cast<std::uint64_t*>(boards_->memory[index(r)].get());
-        begin_again();
+        expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
+                    "cudaMemsetAsync");
+        drain();
     }
 
     /// Before ranks meet at a fence: shows where the stream is. What fails goes into the status.
     void arrive(fence_status& status) {
         if (ranks_ == 1) return;
-        if (by_flags_) {
-            if (auto const silent = ulysses::detail::load_acquire(silent_))
+        if (auto const silent = by_flags_ ? ulysses::detail::load_acquire(silent_) : 0;
+            ended_ || silent != 0)
+            return fail_ended(status, silent);
+        auto capture = cudaStreamCaptureStatusNone;
+        auto result = cudaStreamIsCapturing(stream, &capture);
+        if (capture != cudaStreamCaptureStatusNone) {
+            if (!by_flags_)
                 return status.fail(
-                    errc::timed_out,
-                    concat("ulysses: fence: a stream must arrive within the deadline: rank ", rank_,
-                           " waited ", given.deadline.count(), " ms for rank ", silent - 1));
-        } else if (ulysses::detail::captured(stream)) {
-            return status.fail(
-                errc::unsupported,
-                concat("ulysses: fence: calls are captured with fence_way::flags only: rank ",
-                       rank_, " orders its stream by events"));
+                    errc::unsupported,
+                    concat("ulysses: fence: calls are captured with fence_way::flags only: rank ",
+                           rank_, " orders its stream by events"));
+            status.terms[static_cast<std::size_t>(term::recording)] = 1;
+            guarded(status, [&] { keep_for_graphs(); });
         }
-        auto const result = by_flags_ ? ulysses::detail::launch_flags(stream, flags_)
-                                      : cudaEventRecord(fences_[parity_]->get(), stream);
+        if (result == cudaSuccess)
+            result = by_flags_ ? ulysses::detail::launch_flags(stream, flags_)
+                               : cudaEventRecord(fences_[parity_]->get(), stream);
+        told_ = result == cudaSuccess && capture == cudaStreamCaptureStatusNone;
+        tolerate(result);
         if (result != cudaSuccess)
             status.fail(errc::transport, concat("ulysses: fence: a call of CUDA must succeed: ",
                                                 cudaGetErrorName(result), " (",
@@ -229,11 +249,8 @@ class rank_state {
     /// When every rank has arrived and none has failed. *Throws* `transport_error`.
     void pass() {
         if (ranks_ == 1) return;
-        if (by_flags_) {
-            auto half = flags_;
-            half.waits = true;
-            return expect_cuda(ulysses::detail::launch_flags(stream, half), "fence kernel");
-        }
+        told_ = false;
+        if (by_flags_) return launch(fence_part::wait);
         for (int r = 0; r < ranks_; ++r)
             if (r != rank_)
                 expect_cuda(
@@ -248,35 +265,36 @@ class rank_state {
         if (!ulysses::detail::captured(stream))
             expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     }
-    /// When all ranks' streams are done: forgets which fences they have arrived at, as not all may
-    /// have. *Throws* `transport_error`.
-    void begin_again() const {
-        if (!boards_ || ulysses::detail::captured(stream)) return;
-        expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
-                    "cudaMemsetAsync");
+    /// When all ranks' streams are done: takes back what this rank has told at a fence that none has
+    /// passed, as not all may have arrived there. *Throws* `transport_error`.
+    void begin_again() {
+        if (!std::exchange(told_, false) || !by_flags_) return;
+        launch(fence_part::take_back);
         drain();
     }
     /// When the group cannot go on: what waits for flags on this rank's stream ends.
-    void give_up() const {
+    void give_up() {
+        ended_ = true;
         if (silent_ != nullptr) ulysses::detail::store_release(silent_, flag_fence::gave_up);
     }
 
     /// This rank's part of a window, and what others need to reach it.
     window_record offer(std::size_t bytes) {
-        ++window_number_;
         if (ulysses::detail::captured(stream))
             raise(errc::invalid_call, {}, "make_window",
                   "windows must not grow while a stream is captured: make the call once before",
                   bytes, " bytes");
+        if (auto const here = current_device(); here != device_)
+            raise(errc::invalid_call, {}, "make_window",
+                  "the rank's device must be the thread's current one", "device ", here,
+                  ", the rank is on device ", device_);
         window_record mine;
         mine.bytes = bytes;
-        mine.oldest = window_number_;
-        for (auto const& each : exported_)
-            if (!each.window.expired()) mine.oldest = std::min(mine.oldest, each.number);
+        for (auto const& each : exported_) mine.released += each.untold();
         // Of a smaller one the other process maps what CUDA has put beside it as well.
         constexpr std::size_t own_block = std::size_t{2} << 20;
-        auto part =
-            device_memory(others_elsewhere_ ? (bytes + own_block) / own_block * own_block : bytes);
+        auto const whole = (bytes + own_block - 1) / own_block * own_block;
+        auto part = device_memory(others_elsewhere_ ? std::max({bytes, whole, own_block}) : bytes);
         if (others_elsewhere_)
             expect_cuda(cudaIpcGetMemHandle(&mine.handle, part.get()), "cudaIpcGetMemHandle");
         own_slot().part = std::move(part);
@@ -287,22 +305,44 @@ class rank_state {
         parts->memory.resize(static_cast<std::size_t>(ranks_));
         parts->bytes = bytes;
         parts->stream = stream;
+        std::erase_if(windows_, [](auto const& each) { return each.expired(); });
+        windows_.push_back(parts);
         return parts;
     }
     /// Takes hold of every rank's part.
     void open(std::shared_ptr<window_parts> const& parts, std::span<window_record const> all) {
+        ++window_number_;
+        if (others_elsewhere_) exported_.push_back({window_number_, parts, own_slot().part});
         for (int r = 0; r < ranks_; ++r)
             parts->memory[index(r)] = here_[index(r)] ? group_->slots[index(r)].part
                                                       : mapped_memory(all[index(r)].handle);
-        if (others_elsewhere_) exported_.push_back({window_number_, parts, own_slot().part});
     }
-    /// When every rank has. Memory that other processes have mapped is kept until all have said that
-    /// they do no longer.
-    void let_go(std::span<window_record const> all) {
-        own_slot().part.reset();
-        auto oldest = window_number_;
-        for (auto const& each : all) oldest = std::min(oldest, each.oldest);
-        std::erase_if(exported_, [&](auto const& each) { return each.number < oldest; });
+    /// When every rank has, or none will.
+    void withdraw() { own_slot().part.reset(); }
+
+    /// Tells the numbers of windows that this rank has let go of; zeros behind them.
+    std::vector<std::uint64_t> tell_released(std::uint64_t count) {
+        std::vector<std::uint64_t> numbers;
+        numbers.reserve(count);
+        for (auto& each : exported_)
+            if (each.untold()) {
+                numbers.push_back(each.number);
+                each.told = true;
+            }
+        numbers.resize(count);
+        return numbers;
+    }
+    /// Those of all ranks. Memory that other processes have mapped is kept until all have told.
+    void hear_released(std::span<std::uint64_t const> numbers) {
+        for (auto const number : numbers)
+            for (auto& each : exported_) each.released_by += each.number == number;
+        std::erase_if(exported_, [&](auto const& each) { return each.released_by == ranks_; });
+    }
+
+    /// Lets go of windows that no call of a user names.
+    void close() {
+        for (auto& window : shared) window.reset();
+        in_graphs_.clear();
     }
 
     cudaStream_t stream;
@@ -315,9 +355,39 @@ class rank_state {
         std::uint64_t number;
         std::weak_ptr<window_parts> window;
         std::shared_ptr<std::byte> part;
+        bool told = false;
+        int released_by = 0;
+
+        bool untold() const { return !told && window.expired(); }
     };
 
+    static int current_device() {
+        int device = 0;
+        expect_cuda(cudaGetDevice(&device), "cudaGetDevice");
+        return device;
+    }
     static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+    void launch(fence_part part) const {
+        auto fence = flags_;
+        fence.part = part;
+        expect_cuda(ulysses::detail::launch_flags(stream, fence), "fence kernel");
+    }
+    void fail_ended(fence_status& status, std::uint64_t silent) const {
+        if (ended_)
+            return status.fail(errc::peer_failed,
+                               concat("ulysses: fence: a group that has ended is not used: rank ",
+                                      rank_, " gave up after an error"));
+        status.fail(errc::timed_out,
+                    concat("ulysses: fence: a stream must arrive within the deadline: rank ", rank_,
+                           " waited ", given.deadline.count(), " ms for rank ", silent - 1));
+    }
+    /// Windows that a captured call may name live as long as the group, or until it is closed.
+    void keep_for_graphs() {
+        for (auto const& each : windows_)
+            if (auto window = each.lock()) in_graphs_.push_back(std::move(window));
+        windows_.clear();
+    }
     process_group::slot& own_slot() { return group_->slots[index(rank_)]; }
 
     void reach(int peer, int device) {
@@ -336,6 +406,8 @@ class rank_state {
 
     int rank_, ranks_, device_ = 0;
     bool by_flags_, others_elsewhere_ = false;
+    bool told_ = false;   ///< at a fence that the stream has not passed, and is not captured
+    bool ended_ = false;  ///< the group cannot go on
     unsigned parity_ = 0;
     std::uint64_t window_number_ = 0;
     std::unique_ptr<process_group> candidate_;
@@ -343,6 +415,8 @@ class rank_state {
     std::vector<bool> here_;
     std::shared_ptr<event> fences_[2];
     std::vector<exported_window> exported_;
+    std::vector<std::weak_ptr<window_parts const>> windows_;  ///< but those of graphs
+    std::vector<std::shared_ptr<window_parts const>> in_graphs_;
     std::shared_ptr<window_parts const> boards_;
     std::uint64_t* silent_ = nullptr;
     flag_fence flags_{};

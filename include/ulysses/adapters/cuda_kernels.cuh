@@ -28,13 +28,18 @@ __global__ void __launch_bounds__(block_threads) run_tiles(__grid_constant__ Bod
 struct device_launcher {
     template <class Body>
     static cudaError_t run(cudaStream_t stream, std::int64_t tiles, Body const& body) {
-        run_tiles<<<static_cast<unsigned>(tiles), block_threads, 0, stream>>>(body);
-        return cudaGetLastError();
+        // Its own result: the last error may be of a call of somebody else.
+        void* parameters[] = {const_cast<Body*>(&body)};
+        return cudaLaunchKernel(run_tiles<Body>, dim3(static_cast<unsigned>(tiles)),
+                                dim3(block_threads), parameters, 0, stream);
     }
 };
 
 cudaError_t launch_copies(cudaStream_t stream, std::span<block_copy const> blocks) {
     return copies_by<device_launcher>(stream, blocks);
+}
+cudaError_t launch_bytes(cudaStream_t stream, void* to, std::span<std::byte const> bytes) {
+    return bytes_by<device_launcher>(stream, to, bytes);
 }
 cudaError_t launch_sums(cudaStream_t stream, dtype to, dtype from,
                         std::span<block_sum const> sums) {

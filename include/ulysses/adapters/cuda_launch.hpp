@@ -5,10 +5,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
-/// Lists of copies and sums as launches. `Launcher::run(stream, tiles, body)` runs body(tile, thread)
+/// Lists of copies and sums, and bytes, as launches. `Launcher::run(stream, tiles, body)` runs body(tile, thread)
 /// for every thread of `tiles` thread blocks: a kernel, or in tests a loop.
 namespace ulysses::inline ULYSSES_ABI::detail {
 
@@ -34,6 +37,37 @@ cudaError_t copies_by(cudaStream_t stream, std::span<block_copy const> blocks) {
     if (blocks.size() <= few_copies::capacity)
         return run_lists<Launcher, few_copies>(stream, blocks, take);
     return run_lists<Launcher, many_copies>(stream, blocks, take);
+}
+
+/// body(tile, thread) for each of `body.threads()` threads.
+template <class Launcher, class Body>
+cudaError_t threads_by(cudaStream_t stream, Body const& body) {
+    auto const tiles = (body.threads() + block_threads - 1) / block_threads;
+    if (tiles > most_tiles) return cudaErrorInvalidConfiguration;
+    return tiles == 0 ? cudaSuccess : Launcher::run(stream, tiles, body);
+}
+
+template <class Launcher, class List>
+cudaError_t bytes_of(cudaStream_t stream, std::byte* to, std::span<std::byte const> bytes) {
+    while (!bytes.empty()) {
+        List list;
+        auto const count = std::min(bytes.size(), static_cast<std::size_t>(List::capacity));
+        list.to = to;
+        list.count = static_cast<std::int64_t>(count);
+        std::memcpy(list.bytes, bytes.data(), count);
+        if (auto const result = threads_by<Launcher>(stream, list); result != cudaSuccess)
+            return result;
+        to += count;
+        bytes = bytes.subspan(count);
+    }
+    return cudaSuccess;
+}
+template <class Launcher>
+cudaError_t bytes_by(cudaStream_t stream, void* to, std::span<std::byte const> bytes) {
+    auto* const first = static_cast<std::byte*>(to);
+    if (bytes.size() <= static_cast<std::size_t>(few_bytes::capacity))
+        return bytes_of<Launcher, few_bytes>(stream, first, bytes);
+    return bytes_of<Launcher, many_bytes>(stream, first, bytes);
 }
 
 template <class Launcher, class To, class From>

@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,7 +44,12 @@ class communicator {
     communicator() = default;
 
     /// Collective. *Throws*, on every rank alike, `unsupported` where ranks do not reach each other's
+<<<<<<< HEAD
     /// memory or are too many, `out_of_memory`, `functor_failed` with an error of CUDA's.
+=======
+    /// memory or are too many, `invalid_call` for a stream of another device, `out_of_memory`;
+    /// `functor_failed` where a call of CUDA fails.
+>>>>>>> brk
     communicator(Host host, cudaStream_t stream, options const& given = {})
         : host_(std::move(host)) {
         fence_status status;
@@ -75,8 +81,8 @@ class communicator {
             auto told = status;
             state_->arrive(told);
             host_.fence(told);
+            state_->pass();
         });
-        state_->pass();
     }
 
     window_type make_window(std::size_t bytes) const {
@@ -96,10 +102,9 @@ class communicator {
         return window->memory[static_cast<std::size_t>(rank)].get();
     }
 
-    /// Lets go of the group's shared windows on this rank; on every rank between the same two calls.
-    void close() const {
-        for (auto& window : state_->shared) window.reset();
-    }
+    /// Lets go of the group's shared windows on this rank, and of all that graphs name; on every rank
+    /// between the same two calls.
+    void close() const { state_->close(); }
 
     void all_gather(std::span<std::byte const> mine, std::span<std::byte> all) const {
         collectively([&] { host_.all_gather(mine, all); });
@@ -153,16 +158,24 @@ class communicator {
     void settle() const {
 #if ULYSSES_EXCEPTIONS
         try {
-            fence_status status;
-            guarded(status, [&] { state_->drain(); });
-            host_.fence(status);
-            guarded(status, [&] { state_->begin_again(); });
-            host_.fence(status);
+            meet_after([&] { state_->drain(); });
+            meet_after([&] {
+                state_->withdraw();
+                state_->begin_again();
+            });
         } catch (...) {
             state_->give_up();
             throw;
         }
 #endif
+    }
+    /// A rank that cannot go on ends the group.
+    template <class Body>
+    void meet_after(Body const& body) const {
+        fence_status status;
+        guarded(status, body);
+        if (status.code != errc::none) status.code = errc::transport;
+        host_.fence(status);
     }
     static bool ends_group(errc code) {
         return code == errc::peer_failed || code == errc::timed_out || code == errc::transport;
@@ -178,6 +191,7 @@ class communicator {
             parts = own.new_window(bytes);
         });
         auto const all = gathered(record, status);
+        exchange_released(all);
         for (int r = 1; r < size(); ++r)
             if (all[static_cast<std::size_t>(r)].bytes != all[0].bytes)
                 throw_error(errc::disagreement,
@@ -189,8 +203,17 @@ class communicator {
         guarded(status, [&] { own.open(parts, all); });
         // Until every rank has taken hold of every part.
         host_.fence(status);
-        own.let_go(all);
+        own.withdraw();
         return parts;
+    }
+    void exchange_released(std::span<detail::window_record const> all) const {
+        std::uint64_t most = 0;
+        for (auto const& each : all) most = std::max(most, each.released);
+        if (most == 0) return;
+        auto const own = state_->tell_released(most);
+        std::vector<std::uint64_t> numbers(own.size() * all.size());
+        host_.all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(numbers)));
+        state_->hear_released(numbers);
     }
 
     /// Every rank's record, in rank order; every rank throws alike when one of them brings a failure.

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 /// cuDNN's attention as the functor of a pipeline over `cuda_space`:
 ///
@@ -55,6 +56,10 @@ class cudnn_engine {
 
     /// Copies bytes of the host, which the caller may change on return.
     void write(cuda_space::queue queue, void* to, std::span<std::byte const> bytes);
+
+    /// *Throws* `invalid_tensor` unless the bytes from `first` to `last` are memory of the device, if it is
+    /// there.
+    void expect_memory(std::string_view name, void const* first, void const* last) const;
 
     /// Plans that are held.
     std::size_t plans() const;

@@ -59,8 +59,9 @@ enum class term : std::uint8_t {
     outbox,  ///< window that peers read, likewise
     cache,   ///< 0: none, else the call that made it
     capacity,
+    recording,  ///< 1: what the rank's queue is given is kept, to be run later
 };
-inline constexpr std::size_t term_count = 28;
+inline constexpr std::size_t term_count = 29;
 
 constexpr std::string_view name(term which) {
     constexpr std::string_view names[term_count] = {"call",
@@ -90,7 +91,8 @@ constexpr std::string_view name(term which) {
                                                     "context (its inbox)",
                                                     "context (its outbox)",
                                                     "cache",
-                                                    "capacity"};
+                                                    "capacity",
+                                                    "recording (1: the stream is captured)"};
     return names[static_cast<std::size_t>(which)];
 }
 

@@ -39,6 +39,8 @@ struct block_sum {
 /// 4. `add<To, From>(queue, sums)` executes the sums in any order; no two destinations overlap.
 /// 5. It may have `expect_memory(call, name, first, last, at)`, which throws `invalid_tensor` unless
 ///    the bytes of the operand from `first` to `last` are its memory.
+/// 6. It may have `records(queue)`: whether what the queue is given is kept to be run later, again and
+///    again, with the memory that it names. Then `allocate` on it throws.
 template <class S>
 concept space = requires(typename S::queue queue, void* memory, std::size_t bytes,
                          std::span<block_copy const> blocks, std::span<block_sum const> sums) {

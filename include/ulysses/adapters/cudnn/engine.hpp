@@ -9,10 +9,9 @@
 
 #include <cstddef>
 #include <optional>
-#include <set>
 #include <span>
+#include <string_view>
 #include <unordered_map>
-#include <vector>
 
 /// What cudnn.hpp declares. One file of a program includes it.
 namespace ulysses::inline ULYSSES_ABI {
@@ -22,7 +21,6 @@ struct cudnn_engine::state {
     std::optional<cudnn_device> device;
     std::unordered_map<sdpa_key, sdpa_plan, sdpa_key_hash> plans;
     std::unordered_map<sum_key, sum_plan, sum_key_hash> sums;
-    std::set<std::vector<std::byte>> captured;  ///< what captured copies read
 
     state() = default;
     state(state const&) = delete;
@@ -89,13 +87,11 @@ void cudnn_engine::run(cuda_space::queue queue, sum_key const& key, sdpa_operand
 }
 
 void cudnn_engine::write(cuda_space::queue queue, void* to, std::span<std::byte const> bytes) {
-    auto const* from = bytes.data();
-    // A graph reads the bytes when it runs.
-    if (detail::captured(queue.stream))
-        from = state_->captured.emplace(bytes.begin(), bytes.end()).first->data();
-    detail::expect_cuda(
-        cudaMemcpyAsync(to, from, bytes.size(), cudaMemcpyHostToDevice, queue.stream),
-        "cudaMemcpyAsync");
+    cuda_space::write(queue, to, bytes);
+}
+
+void cudnn_engine::expect_memory(std::string_view name, void const* first, void const* last) const {
+    if (state_->handle != nullptr) cuda_space::expect_memory("cudnn", name, first, last, where{});
 }
 
 std::size_t cudnn_engine::plans() const { return state_->plans.size() + state_->sums.size(); }

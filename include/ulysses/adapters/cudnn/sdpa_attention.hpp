@@ -26,6 +26,8 @@ namespace ulysses::inline ULYSSES_ABI {
 /// 2. `run(queue, key, operands, workspace)` enqueues it.
 /// 3. `write(queue, to, bytes)` copies bytes of the host, which the caller may change on return.
 /// 4. `takes<T>`: element types. `row_bytes`: rows start on multiples of it.
+/// 5. It may have `expect_memory(name, first, last)`, which throws `invalid_tensor` unless plans reach the
+///    bytes from `first` to `last`: of what changes scores.
 template <class E>
 concept sdpa_engine = requires(E& engine, sdpa_key const& key, sum_key const& sum,
                                sdpa_operands const& operands, void* memory,

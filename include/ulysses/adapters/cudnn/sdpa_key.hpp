@@ -42,8 +42,9 @@ struct sdpa_key {
     bool deterministic = false;  ///< backward
     bool sinks = false;
     /// Each of the batch has its own length, at most `rows` and `keys`, and its own first row, counted in
-    /// elements from where the operand begins: strides of batch are not used, but for lse. `row_places`
-    /// and `key_places` rows lie between where the first begins and the last ends.
+    /// elements from where the operand begins: strides of batch are not used, but for lse. Backward no more
+    /// than `row_places` and `key_places` rows of dq and dk lie from where the first begins to where the last
+    /// ends.
     bool varied = false;
     dtype type = dtype::none;
     std::int64_t batch = 0, heads = 0, kv_heads = 0, rows = 0, keys = 0;

@@ -17,6 +17,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <span>
@@ -71,6 +72,12 @@ class sdpa_pass {
     std::size_t backward(attention_backward_views<T> const& views) {
         check(views.q, views.k, views.v, views.o, views.lse);
         check_gradients(views);
+        auto const& [dsinks, dbias] = views.dlogits;
+        if (!runs_) {
+            expect_floats("gradient of sinks", dsinks.data(), std::ssize(dsinks));
+            if (!dbias.empty())
+                expect_memory("gradient of bias", dbias.data(), dbias.layout(), views.q.heads());
+        }
         check_rows("dout", views.dout);
         check_rows("dq", views.dq);
         for (auto const& group : groups(views.q)) {
@@ -111,6 +118,29 @@ class sdpa_pass {
             if (!values.empty() && values.type() != dtype::f32)
                 raise(errc::unsupported, where{}, "cudnn", "sinks and slopes are float32",
                       name(values.type()));
+        if (runs_) return;  // has been asked before
+        expect_floats("sinks", call_.sinks.data(), call_.sinks.size());
+        expect_floats("slopes", call_.slopes.data(), call_.slopes.size());
+        detail::with_elements(call_.bias.data(), call_.bias.type(), [&](auto const* data) {
+            expect_memory("bias", data, call_.bias.layout(), q.heads());
+        });
+    }
+
+    /// Of elements from the first on, where that can be asked.
+    template <class U>
+    void expect_memory(std::string_view name, U const* first, std::int64_t last) const {
+        if constexpr (requires { engine_.expect_memory(name, first, first); })
+            engine_.expect_memory(name, first,
+                                  reinterpret_cast<std::byte const*>(first + last + 1) - 1);
+    }
+    template <class U>
+    void expect_memory(std::string_view name, U const* first, bias_layout const& layout,
+                       std::int64_t heads) const {
+        auto const& [b, h, i, j] = layout.extents;
+        expect_memory(name, first, layout.at(b - 1, h == 1 ? 0 : heads - 1, i - 1, j - 1));
+    }
+    void expect_floats(std::string_view name, void const* first, std::int64_t count) const {
+        if (count > 0) expect_memory(name, static_cast<float const*>(first), count - 1);
     }
 
     template <class U>
@@ -217,7 +247,17 @@ class sdpa_pass {
 
     template <class View>
     static row_strides strides_of(View const& view, bool varied) {
-        return {varied ? 0 : view.strides[0], view.strides[1], view.strides[2]};
+        if (!varied) return {view.strides[0], view.strides[1], view.strides[2]};
+        // That of one token may be anything, but rows are counted by it.
+        auto const token =
+            view.tokens() > 1 ? view.strides[1] : std::max(view.strides[1], view.dim());
+        return {0, token, view.strides[2]};
+    }
+    /// Rows of a head, a stride of tokens apart, from the first of the first sample to the last of the last.
+    template <class View>
+    static std::int64_t places_of(View const& view) {
+        auto const token = strides_of(view, true)[1];
+        return ((view.batch() - 1) * view.strides[0] + token - 1) / token + view.tokens();
     }
 
     /// What a group asks for, forward; its batch, rows and keys are the plan's.
@@ -246,10 +286,6 @@ class sdpa_pass {
         key.k = strides_of(views.k, key.varied);
         key.v = strides_of(views.v, key.varied);
         key.o = strides_of(views.o, key.varied);
-        if (key.varied) {
-            key.row_places = views.q.batch() * views.q.tokens();
-            key.key_places = views.k.batch() * views.k.tokens();
-        }
         if (!call_.bias.empty()) add_bias(group.parts[0], key);
         return key;
     }
@@ -324,6 +360,10 @@ class sdpa_pass {
         auto const dk = room_for_keys(group, given.dk), dv = room_for_keys(group, given.dv);
         key.dk = strides_of(dk, key.varied);
         key.dv = strides_of(dv, key.varied);
+        if (key.varied) {
+            key.row_places = places_of(views.dq);
+            key.key_places = places_of(dk);
+        }
         operands[sdpa_operand::dk] = dk.data;
         operands[sdpa_operand::dv] = dv.data;
         auto* const dsinks = key.sinks ? memory_.template take<float>(key.heads) : nullptr;
