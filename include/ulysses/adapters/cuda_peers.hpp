@@ -44,12 +44,8 @@ class communicator {
     communicator() = default;
 
     /// Collective. *Throws*, on every rank alike, `unsupported` where ranks do not reach each other's
-<<<<<<< HEAD
-    /// memory or are too many, `out_of_memory`, `functor_failed` with an error of CUDA's.
-=======
     /// memory or are too many, `invalid_call` for a stream of another device, `out_of_memory`;
     /// `functor_failed` where a call of CUDA fails.
->>>>>>> brk
     communicator(Host host, cudaStream_t stream, options const& given = {})
         : host_(std::move(host)) {
         fence_status status;
