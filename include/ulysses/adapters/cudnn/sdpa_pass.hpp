@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 
+#include <ulysses/adapters/cudnn/sdpa_groups.hpp>
 #include <ulysses/adapters/cudnn/sdpa_key.hpp>
 #include <ulysses/adapters/cudnn/sdpa_lists.hpp>
 #include <ulysses/adapters/cudnn/sdpa_parts.hpp>
@@ -25,19 +26,6 @@
 #include <utility>
 #include <vector>
 
-namespace ulysses::inline ULYSSES_ABI {
-
-struct sdpa_options {
-    /// Backward gives the same bits each time. On GPUs before Blackwell it takes memory for all rows
-    /// times keys: see docs/cudnn.md.
-    bool deterministic = false;
-    /// All calls go as plans of varied lengths, made for lengths that are rounded up: where lengths differ
-    /// from step to step, as with a cache, they share plans, which take about half a second each to make.
-    bool round_lengths = false;
-};
-
-}  // namespace ulysses::inline ULYSSES_ABI
-
 namespace ulysses::inline ULYSSES_ABI::detail {
 
 /// One call: which plans run on which addresses. Without `runs` nothing is enqueued, but plans are
@@ -51,14 +39,19 @@ class sdpa_pass {
 
     sdpa_pass(Engine& engine, sdpa_options const& options, attention_call const& call,
               queue_type queue, bool runs)
-        : engine_(engine), options_(options), call_(call), queue_(queue), runs_(runs) {}
+        : engine_(engine),
+          options_(options),
+          call_(call),
+          queue_(queue),
+          runs_(runs),
+          grouping_(options, call) {}
 
     /// Returns the bytes of workspace that it takes.
     std::size_t forward(head_view<T const> const& q, head_view<T const> const& k,
                         head_view<T const> const& v, head_view<T> const& o,
                         head_view<wide> const& lse) {
         check(q, k, v, o, head_view<wide const>(lse));
-        for (auto const& group : groups(q)) {
+        for (auto const& group : groups_of(q)) {
             begin();
             if (group.band)
                 forward_group(group, {q, k, v, o, o, o}, lse);
@@ -80,7 +73,7 @@ class sdpa_pass {
         }
         check_rows("dout", views.dout);
         check_rows("dq", views.dq);
-        for (auto const& group : groups(views.q)) {
+        for (auto const& group : groups_of(views.q)) {
             begin();
             if (group.band)
                 backward_group(group, views);
@@ -92,12 +85,6 @@ class sdpa_pass {
     }
 
    private:
-    /// What one plan is for.
-    struct plan_parts {
-        std::span<sdpa_part const> parts;
-        std::optional<sdpa_band> band;  ///< none: the rows see no key
-        bool varied = false;
-    };
     /// The operands of a plan as T, sliced to what it is for.
     struct operand_views {
         head_view<T const> q, k, v, o, dout, dq;
@@ -160,72 +147,9 @@ class sdpa_pass {
                   " elements of ", size, " bytes");
     }
 
-    /// Whether scores change by where they stand, so that a plan is for one part: by a bias, or by what
-    /// cuDNN has only without lengths that vary.
-    bool by_place() const {
-        return !call_.bias.empty() || call_.softcap > 0 || !call_.slopes.empty();
-    }
-
-    /// Which parts go together: all that see keys, if one plan can be told what they see, else each by
-    /// itself.
-    std::vector<plan_parts> groups(head_view<T const> const& q) {
-        std::vector<plan_parts> result;
-        if (q.size() == 0) return result;
-        index_range const rows{call_.query_begin, call_.query_begin + q.tokens()};
-        append_parts(call_.visible, q.batch(), rows, parts_);
-        if (by_place()) halve_parts();
-        auto const unseen =
-            std::stable_partition(parts_.begin(), parts_.end(),
-                                  [](sdpa_part const& part) { return part.keys.size() > 0; });
-        std::span<sdpa_part const> const seen(parts_.begin(), unseen);
-        auto const reach = sdpa_reach::of(call_.visible);
-        auto const from_first = !call_.bias.empty() || !call_.dropout.empty();
-        auto const together =
-            !by_place() && seen.size() > 1 ? band_of(seen, reach, from_first) : std::nullopt;
-        if (together) {
-            result.push_back({seen, together, true});
-        } else {
-            for (std::size_t i = 0; i < seen.size(); ++i) {
-                auto const one = seen.subspan(i, 1);
-                auto const band = band_of(one, reach, from_first);
-                result.push_back({one, band, must_vary(one[0], *band)});
-            }
-        }
-        for (auto part = unseen; part != parts_.end(); ++part)
-            result.push_back({{&*part, 1}, std::nullopt, false});
-        return result;
-    }
-
-    /// cuDNN has no window to the left of more rows than keys, unless lengths vary: halves such parts until
-    /// they are none.
-    void halve_parts() {
-        auto const reach = sdpa_reach::of(call_.visible);
-        for (std::size_t i = 0; i < parts_.size();) {
-            auto& part = parts_[i];
-            auto const rows = part.rows.size();
-            if (part.keys.size() == 0 || rows <= part.keys.size() ||
-                band_of({&part, 1}, reach, true)->left < 0) {
-                ++i;
-                continue;
-            }
-            auto const half = [&](index_range own) {
-                auto const keys = call_.visible.keys_of_rows(part.sample, own.begin, own.end);
-                auto const moved = own.begin - part.rows.begin - (keys.begin - part.keys.begin);
-                return sdpa_part{part.sample, part.samples, own, keys, part.diagonal + moved};
-            };
-            auto const middle = part.rows.begin + rows / 2;
-            auto const second = half({middle, part.rows.end});
-            part = half({part.rows.begin, middle});
-            parts_.push_back(second);
-        }
-    }
-
-    /// Whether one part goes as a plan of varied lengths: by the options, or because cuDNN has no other
-    /// for it.
-    bool must_vary(sdpa_part const& part, sdpa_band const& band) const {
-        if (by_place()) return false;
-        return options_.round_lengths || (!call_.sinks.empty() && part.rows.size() == 1) ||
-               (band.left >= 0 && part.rows.size() > part.keys.size());
+    std::vector<sdpa_group> groups_of(head_view<T const> const& q) {
+        if (q.size() == 0) return {};
+        return grouping_.groups(q.batch(), q.tokens());
     }
 
     template <class U>
@@ -238,7 +162,7 @@ class sdpa_pass {
         return view.slice(0, part.sample, part.samples)
             .slice_tokens(part.keys.begin - call_.key_begin, part.keys.size());
     }
-    operand_views sliced(plan_parts const& group, operand_views const& all) const {
+    operand_views sliced(sdpa_group const& group, operand_views const& all) const {
         if (group.varied) return all;
         auto const& part = group.parts[0];
         return {rows_of(part, all.q), keys_of(part, all.k),    keys_of(part, all.v),
@@ -261,7 +185,7 @@ class sdpa_pass {
     }
 
     /// What a group asks for, forward; its batch, rows and keys are the plan's.
-    sdpa_key key_of(plan_parts const& group, std::optional<varied_batch> const& batch,
+    sdpa_key key_of(sdpa_group const& group, std::optional<varied_batch> const& batch,
                     operand_views const& views) const {
         sdpa_key key;
         key.type = dtype_of<T>;
@@ -300,7 +224,7 @@ class sdpa_pass {
         key.bias_strides = layout.strides;
     }
 
-    sdpa_operands operands_of(plan_parts const& group, operand_views const& views) {
+    sdpa_operands operands_of(sdpa_group const& group, operand_views const& views) {
         sdpa_operands operands;
         auto const give = [&](sdpa_operand which, void const* data) {
             operands[which] = const_cast<void*>(data);
@@ -322,7 +246,7 @@ class sdpa_pass {
         return operands;
     }
 
-    void forward_group(plan_parts const& group, operand_views const& all,
+    void forward_group(sdpa_group const& group, operand_views const& all,
                        head_view<wide> const& lse) {
         auto const views = sliced(group, all);
         auto const batch = batch_of(group);
@@ -343,7 +267,7 @@ class sdpa_pass {
         if (dense) copy_lse(*batch, lse, *dense, false);
     }
 
-    void backward_group(plan_parts const& group, attention_backward_views<T> const& given) {
+    void backward_group(sdpa_group const& group, attention_backward_views<T> const& given) {
         operand_views const all{given.q, given.k, given.v, given.o, given.dout, given.dq};
         auto const views = sliced(group, all);
         auto const batch = batch_of(group);
@@ -382,7 +306,7 @@ class sdpa_pass {
         if (dbias != nullptr) add_dbias(group.parts[0], given.dlogits.bias, key, dbias);
     }
 
-    std::optional<varied_batch> batch_of(plan_parts const& group) const {
+    std::optional<varied_batch> batch_of(sdpa_group const& group) const {
         if (!group.varied) return std::nullopt;
         return varied_batch(group.parts, call_.query_begin, call_.key_begin);
     }
@@ -394,7 +318,7 @@ class sdpa_pass {
     }
 
     /// cuDNN reads log-sum-exps packed [batch, head, row].
-    void give_lse(plan_parts const& group, std::optional<varied_batch> const& batch,
+    void give_lse(sdpa_group const& group, std::optional<varied_batch> const& batch,
                   head_view<wide const> const& lse, sdpa_key& key, sdpa_operands& operands) {
         if (!group.varied) {
             auto const own = rows_of(group.parts[0], lse);
@@ -456,7 +380,7 @@ class sdpa_pass {
 
     /// Room for gradients of the keys of a part, or of all keys, packed [sample, key, head]: where lengths
     /// vary, cuDNN lays those of all query heads likewise.
-    head_view<T> room_for_keys(plan_parts const& group, head_view<wide> const& like) {
+    head_view<T> room_for_keys(sdpa_group const& group, head_view<wide> const& like) {
         auto extents = like.extents;
         if (!group.varied) extents = keys_of(group.parts[0], like).extents;
         auto const [batch, keys, heads, dim] = extents;
@@ -475,7 +399,7 @@ class sdpa_pass {
     }
 
     /// Room for the gradient of a bias where it is wanted, packed [batch, head, row, key].
-    T* give_dbias(plan_parts const& group, bias_gradient<wide> const& wanted, sdpa_key& key,
+    T* give_dbias(sdpa_group const& group, bias_gradient<wide> const& wanted, sdpa_key& key,
                   sdpa_operands& operands) {
         if (wanted.empty() || call_.bias.empty()) return nullptr;
         auto const& asked = wanted.layout();
@@ -537,7 +461,7 @@ class sdpa_pass {
     }
 
     /// Lengths and first rows of a batch of varied lengths, and the seeds of dropout.
-    void write_lists(plan_parts const& group, std::optional<varied_batch> const& batch,
+    void write_lists(sdpa_group const& group, std::optional<varied_batch> const& batch,
                      operand_views const& all, std::array<head_view<T>, 2> const& gradients,
                      sdpa_key const& key, sdpa_operands& operands) {
         host_lists lists;
@@ -609,7 +533,7 @@ class sdpa_pass {
     attention_call const& call_;
     queue_type queue_;
     bool runs_;
-    std::vector<sdpa_part> parts_;
+    sdpa_grouping grouping_;
     workspace_cursor memory_;
     std::size_t shared_ = 0, most_ = 0;
 };
