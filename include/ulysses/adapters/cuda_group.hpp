@@ -88,6 +88,7 @@ struct rank_record {
     process_group* group = nullptr;
     std::int32_t device = 0, by_flags = 0;
 };
+
 /// Another in each process, also in one that fork made of this.
 inline std::uint64_t number_of_process() {
     static std::uint64_t const drawn =
