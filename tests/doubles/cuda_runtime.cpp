@@ -137,6 +137,10 @@ struct CUstream_st {
         changed_.notify_all();
     }
 
+    bool idle() {
+        std::lock_guard const lock(mutex_);
+        return work_.empty() && !working_;
+    }
     void synchronise() {
         auto const end = std::make_shared<recording>();
         push([end] { end->complete(); });
@@ -153,16 +157,19 @@ struct CUstream_st {
                 if (work_.empty()) return;
                 next = std::move(work_.front());
                 work_.pop_front();
+                working_ = true;
             }
             if (number == slow_stream) std::this_thread::sleep_for(slowness.load());
             next();
+            std::lock_guard const lock(mutex_);
+            working_ = false;
         }
     }
 
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<work_type> work_;
-    bool ending_ = false;
+    bool ending_ = false, working_ = false;
     std::thread thread_;
 };
 
@@ -543,6 +550,14 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     // A stream that has failed does nothing any more.
     FAILS_IF_ASKED;
     return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    FAILS_IF_ASKED;
+    if (auto* const graph = stream_of(stream).capture) {
+        graph->invalid = true;
+        return failed(cudaErrorStreamCaptureUnsupported);
+    }
+    return stream_of(stream).idle() ? cudaSuccess : failed(cudaErrorNotReady);
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
     FAILS_IF_ASKED;

@@ -20,6 +20,7 @@
 #include <memory>
 #include <random>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -168,9 +169,7 @@ class rank_state {
         flags_.rank = rank_;
         flags_.ranks = ranks_;
         flags_.silent = silent_;
-        auto const deadline = std::clamp<std::chrono::milliseconds>(
-            given.deadline, std::chrono::milliseconds(0), std::chrono::hours(24 * 365));
-        flags_.deadline = static_cast<std::uint64_t>(deadline / std::chrono::nanoseconds(1));
+        flags_.deadline = static_cast<std::uint64_t>(deadline() / std::chrono::nanoseconds(1));
         for (int r = 0; r < ranks_; ++r)
             flags_.boards[r] = reinterpret_cast<std::uint64_t*>(boards_->memory[index(r)].get());
         expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
@@ -232,10 +231,16 @@ class rank_state {
         launch(fence_part::take_back);
         drain();
     }
-    /// When the group cannot go on: what waits for flags on this rank's stream ends.
+    /// When the group cannot go on: ends what waits for flags on this rank's stream, unless they come soon:
+    /// those of calls that have returned have been told.
     void give_up() {
-        ended_ = true;
-        if (silent_ != nullptr) ulysses::detail::store_release(silent_, flag_fence::gave_up);
+        if (std::exchange(ended_, true) || silent_ == nullptr) return;
+        auto const patience =
+            std::min<std::chrono::milliseconds>(deadline() / 4, std::chrono::seconds(10));
+        auto const end = std::chrono::steady_clock::now() + patience;
+        while (is_busy() && std::chrono::steady_clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        ulysses::detail::store_release(silent_, flag_fence::gave_up);
     }
 
     /// This rank's part of a window, and what others need to reach it.
@@ -299,6 +304,18 @@ class rank_state {
     }
     static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
+    std::chrono::milliseconds deadline() const {
+        return std::clamp<std::chrono::milliseconds>(given.deadline, std::chrono::milliseconds(0),
+                                                     std::chrono::hours(24 * 365));
+    }
+    bool is_busy() const {
+        auto capture = cudaStreamCaptureStatusNone;
+        auto result = cudaStreamIsCapturing(stream, &capture);
+        if (result == cudaSuccess && capture == cudaStreamCaptureStatusNone)
+            result = cudaStreamQuery(stream);
+        tolerate(result);
+        return result == cudaErrorNotReady;
+    }
     void launch(fence_part part) const {
         auto fence = flags_;
         fence.part = part;

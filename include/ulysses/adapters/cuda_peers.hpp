@@ -121,8 +121,8 @@ class communicator {
         collectively([&] { host_.all_reduce(values, op); });
     }
     void leave(std::string_view text) const requires can_leave<Host> {
-        state_->give_up();
         host_.leave(text);
+        state_->give_up();
     }
 
     /// The new group's streams are those of this one.
