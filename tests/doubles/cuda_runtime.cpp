@@ -69,6 +69,7 @@ int dropped_stream = -1, waits_until_dropped = -1;
 std::vector<void const*> copies_seen;
 std::atomic<std::uint64_t> synchronised{0};
 std::atomic<int> allocations_left{-1};
+std::atomic<bool> devices_apart{false};
 
 thread_local int current_device = 0;
 thread_local int captures_here = 0;  // of this thread, which may then not allocate at once
@@ -280,6 +281,7 @@ std::size_t allocated_bytes() {
     return memory_bytes;
 }
 void fail_allocation(int after) { allocations_left = after; }
+void set_apart(bool apart) { devices_apart = apart; }
 void fail_calls(int after, int count) {
     calls_until_failure = after;
     calls_to_fail = count;
@@ -298,6 +300,7 @@ char const* cudaGetErrorName(cudaError_t error) {
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
         case cudaErrorUnknown: return "cudaErrorUnknown";
+        case cudaErrorPeerAccessUnsupported: return "cudaErrorPeerAccessUnsupported";
         case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
         case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
@@ -334,7 +337,7 @@ cudaError_t cudaSetDevice(int device) {
     return cudaSuccess;
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-    *can = device != peer;
+    *can = device != peer && !devices_apart;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
@@ -507,6 +510,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
 }
 cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned) {
     FAILS_IF_ASKED;
+    if (devices_apart) return failed(cudaErrorPeerAccessUnsupported);
     std::uint64_t parts[3];
     std::memcpy(parts, &handle, sizeof parts);
     auto const path = "/proc/" + std::to_string(parts[0]) + "/fd/" + std::to_string(parts[1]);

@@ -33,11 +33,16 @@ inline std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
     return {static_cast<std::byte*>(memory), [](std::byte* each) { tolerate(cudaFree(each)); }};
 }
 
-/// Another process's, as long as it is mapped here.
+/// Another process's, as long as it is mapped here. *Throws* `unsupported`, `transport_error`.
 inline std::shared_ptr<std::byte> mapped_memory(cudaIpcMemHandle_t const& handle) {
     void* memory = nullptr;
-    expect_cuda(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
-                "cudaIpcOpenMemHandle");
+    auto const result = cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess);
+    if (result == cudaErrorPeerAccessUnsupported || result == cudaErrorNotSupported) {
+        tolerate(result);
+        raise(errc::unsupported, {}, "cuda_peers", "devices must reach each other's memory",
+              "of another process, ", cudaGetErrorName(result));
+    }
+    expect_cuda(result, "cudaIpcOpenMemHandle");
     return {static_cast<std::byte*>(memory),
             [](std::byte* each) { tolerate(cudaIpcCloseMemHandle(each)); }};
 }
