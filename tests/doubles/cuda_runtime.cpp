@@ -224,12 +224,8 @@ void remember_copy(void const* to) {
     copies_seen.push_back(to);
 }
 
-thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;  // of this thread
-
 cudaError_t capturing_here() {
-    return captures_here > 0 && capture_mode != cudaStreamCaptureModeRelaxed
-               ? failed(cudaErrorStreamCaptureUnsupported)
-               : cudaSuccess;
+    return captures_here > 0 ? failed(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
 }
 
 }  // namespace
@@ -639,10 +635,6 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     if (!(*graph)->invalid) return cudaSuccess;
     delete std::exchange(*graph, nullptr);
     return failed(cudaErrorStreamCaptureInvalidated);
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-    std::swap(*mode, capture_mode);
-    return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
     *made = new CUgraphExec_st{std::make_shared<std::vector<work_type>>(graph->work)};
