@@ -178,6 +178,27 @@ TEST_CASE("a stream of another device is refused on every rank") {
     });
 }
 
+TEST_CASE("devices that do not reach each other are refused on every rank") {
+    for (auto const processes : {false, true}) {
+        CAPTURE(processes);
+        doubles::set_apart(true);
+        cuda_test::streams const on(2);
+        uly::threads::run(2, [&](uly::threads::communicator host) {
+            cuda_test::set_device(host.rank());
+            auto const seen = outcome_of(
+                [&] { cuda_test::ranks_type(host, on[host.rank()], {.as_processes = processes}); });
+            CHECK(seen.code == uly::errc::unsupported);
+            CHECK(contains(seen.text, "ulysses: cuda_peers: devices must reach each other's "
+                                      "memory: "));
+            CHECK(contains(seen.text, processes
+                                          ? "of another process, cudaErrorPeerAccessUnsupported"
+                                          : "rank 0 on device 0, rank 1 on device 1"));
+            CHECK(cudaGetLastError() == cudaSuccess);
+        });
+        doubles::set_apart(false);
+    }
+}
+
 TEST_CASE("a window is not made on another device than the rank's") {
     cuda_test::run(2, [](cuda_test::ranks_type ranks) {
         if (ranks.rank() == 0) cudaSetDevice(1);

@@ -97,7 +97,7 @@ TEST_CASE("ranks in different collective calls go on with their streams in order
     }
 }
 
-TEST_CASE("a stream does not wait for the flags of a rank that has left") {
+TEST_CASE("a stream does not wait for long for the flags of a rank that has left") {
     std::atomic<bool> released{false};
     cuda_test::run(2,
                    [&](cuda_test::ranks_type ranks) {
@@ -108,14 +108,45 @@ TEST_CASE("a stream does not wait for the flags of a rank that has left") {
                        if (ranks.rank() == 1) doubles::enqueue(stream, released_now);
                        ranks.fence({});
                        if (ranks.rank() == 1) {
-                           ranks.leave("gone");
+                           ranks.host().leave("gone");
                            return released_now();
                        }
+                       auto const begun = std::chrono::steady_clock::now();
                        auto const seen = conformance::detail::outcome_of([&] { ranks.fence({}); });
                        cudaStreamSynchronize(stream);
+                       auto const waited = std::chrono::steady_clock::now() - begun;
                        released = true;
                        conformance::expect(seen.code == uly::errc::peer_failed,
                                            "a rank that leaves is told", seen.text);
+                       conformance::expect(waited > std::chrono::milliseconds(900) &&
+                                               waited < std::chrono::seconds(3),
+                                           "flags are waited for a while, less than the deadline",
+                                           std::to_string(waited.count()));
+                   },
+                   {.fence = fence_way::flags, .deadline = std::chrono::seconds(4)});
+}
+
+TEST_CASE("what a call that has returned moved is right, also when a rank leaves then") {
+    cuda_test::run(2,
+                   [&](cuda_test::ranks_type ranks) {
+                       auto const stream = ranks.queue().stream;
+                       auto const window = ranks.make_window(4);
+                       std::array<std::byte, 4> held{};
+                       if (ranks.rank() == 1)
+                           doubles::enqueue(stream, [to = ranks.address(window, 0)] {
+                               std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                               std::memset(to, 7, 4);
+                           });
+                       ranks.fence({});
+                       if (ranks.rank() == 1) return ranks.leave("done");
+                       cudaMemcpyAsync(held.data(), ranks.address(window, 0), 4, cudaMemcpyDefault,
+                                       stream);
+                       auto const seen = conformance::detail::outcome_of([&] { ranks.fence({}); });
+                       cudaStreamSynchronize(stream);
+                       conformance::expect(seen.code == uly::errc::peer_failed,
+                                           "a rank that leaves is told", seen.text);
+                       conformance::expect(held[3] == std::byte{7},
+                                           "what had been told is waited for", "it was not");
                    },
                    {.fence = fence_way::flags});
 }

@@ -441,6 +441,8 @@ TEST_CASE("a layer whose call of CUDA fails, whichever, goes on with the right r
                                 CHECK(results == expected[ranks.rank()]);
                             });
                         }
+                        // The host's values are read until then.
+                        cudaStreamSynchronize(layer.stream());
                     }
                     CHECK(last_error());
                     CHECK((then == uly::errc::none || ends_group(then)));

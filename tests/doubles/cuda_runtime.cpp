@@ -69,6 +69,7 @@ int dropped_stream = -1, waits_until_dropped = -1;
 std::vector<void const*> copies_seen;
 std::atomic<std::uint64_t> synchronised{0};
 std::atomic<int> allocations_left{-1};
+std::atomic<bool> devices_apart{false};
 
 thread_local int current_device = 0;
 thread_local int captures_here = 0;  // of this thread, which may then not allocate at once
@@ -137,6 +138,10 @@ struct CUstream_st {
         changed_.notify_all();
     }
 
+    bool idle() {
+        std::lock_guard const lock(mutex_);
+        return work_.empty() && !working_;
+    }
     void synchronise() {
         auto const end = std::make_shared<recording>();
         push([end] { end->complete(); });
@@ -153,16 +158,19 @@ struct CUstream_st {
                 if (work_.empty()) return;
                 next = std::move(work_.front());
                 work_.pop_front();
+                working_ = true;
             }
             if (number == slow_stream) std::this_thread::sleep_for(slowness.load());
             next();
+            std::lock_guard const lock(mutex_);
+            working_ = false;
         }
     }
 
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<work_type> work_;
-    bool ending_ = false;
+    bool ending_ = false, working_ = false;
     std::thread thread_;
 };
 
@@ -216,12 +224,8 @@ void remember_copy(void const* to) {
     copies_seen.push_back(to);
 }
 
-thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;  // of this thread
-
 cudaError_t capturing_here() {
-    return captures_here > 0 && capture_mode != cudaStreamCaptureModeRelaxed
-               ? failed(cudaErrorStreamCaptureUnsupported)
-               : cudaSuccess;
+    return captures_here > 0 ? failed(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
 }
 
 }  // namespace
@@ -273,6 +277,7 @@ std::size_t allocated_bytes() {
     return memory_bytes;
 }
 void fail_allocation(int after) { allocations_left = after; }
+void set_apart(bool apart) { devices_apart = apart; }
 void fail_calls(int after, int count) {
     calls_until_failure = after;
     calls_to_fail = count;
@@ -291,6 +296,7 @@ char const* cudaGetErrorName(cudaError_t error) {
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
         case cudaErrorUnknown: return "cudaErrorUnknown";
+        case cudaErrorPeerAccessUnsupported: return "cudaErrorPeerAccessUnsupported";
         case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
         case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
@@ -328,7 +334,7 @@ cudaError_t cudaSetDevice(int device) {
     return cudaSuccess;
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-    *can = device != peer;
+    *can = device != peer && !devices_apart;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
@@ -501,6 +507,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
 }
 cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned) {
     FAILS_IF_ASKED;
+    if (devices_apart) return failed(cudaErrorPeerAccessUnsupported);
     std::uint64_t parts[3];
     std::memcpy(parts, &handle, sizeof parts);
     auto const path = "/proc/" + std::to_string(parts[0]) + "/fd/" + std::to_string(parts[1]);
@@ -544,6 +551,14 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     // A stream that has failed does nothing any more.
     FAILS_IF_ASKED;
     return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    FAILS_IF_ASKED;
+    if (auto* const graph = stream_of(stream).capture) {
+        graph->invalid = true;
+        return failed(cudaErrorStreamCaptureUnsupported);
+    }
+    return stream_of(stream).idle() ? cudaSuccess : failed(cudaErrorNotReady);
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
     FAILS_IF_ASKED;
@@ -621,10 +636,6 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     if (!(*graph)->invalid) return cudaSuccess;
     delete std::exchange(*graph, nullptr);
     return failed(cudaErrorStreamCaptureInvalidated);
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-    std::swap(*mode, capture_mode);
-    return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
     *made = new CUgraphExec_st{std::make_shared<std::vector<work_type>>(graph->work)};

@@ -59,6 +59,8 @@ std::uint64_t synchronisations();
 std::size_t allocated_bytes();
 /// Makes the allocation after next `after` others fail for lack of memory; -1: none.
 void fail_allocation(int after);
+/// Whether devices do not reach each other's memory.
+void set_apart(bool apart);
 /// Makes calls of this thread fail with cudaErrorUnknown: `count` of them, after next `after` others; -1:
 /// none. Those that free or destroy are not counted.
 void fail_calls(int after, int count = 1);

@@ -3,6 +3,7 @@
 
 #include <ulysses/adapters/cuda.hpp>
 #include <ulysses/adapters/cuda_flags.hpp>
+#include <ulysses/adapters/cuda_windows.hpp>
 #include <ulysses/core/communicator.hpp>
 #include <ulysses/core/error.hpp>
 #include <ulysses/core/fence.hpp>
@@ -19,6 +20,7 @@
 #include <memory>
 #include <random>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,31 +49,8 @@ struct options {
 
 namespace detail {
 
-using ulysses::detail::expect_cuda;
 using ulysses::detail::fence_part;
 using ulysses::detail::flag_fence;
-using ulysses::detail::tolerate;
-
-/// Device memory of this process. *Throws* `out_of_memory`, `transport_error`.
-inline std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
-    void* memory = nullptr;
-    auto const result = cudaMalloc(&memory, std::max<std::size_t>(bytes, 1));
-    if (result == cudaErrorMemoryAllocation) {
-        static_cast<void>(cudaGetLastError());
-        raise(errc::out_of_memory, {}, "make_window", "memory must be available", bytes, " bytes");
-    }
-    expect_cuda(result, "cudaMalloc");
-    return {static_cast<std::byte*>(memory), [](std::byte* each) { tolerate(cudaFree(each)); }};
-}
-
-/// Another process's, as long as it is mapped here.
-inline std::shared_ptr<std::byte> mapped_memory(cudaIpcMemHandle_t const& handle) {
-    void* memory = nullptr;
-    expect_cuda(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
-                "cudaIpcOpenMemHandle");
-    return {static_cast<std::byte*>(memory),
-            [](std::byte* each) { tolerate(cudaIpcCloseMemHandle(each)); }};
-}
 
 class event {
    public:
@@ -86,19 +65,6 @@ class event {
 
    private:
     cudaEvent_t event_ = nullptr;
-};
-
-/// The parts of all ranks of a window, as one rank reaches them. The rank lets go of them when its
-/// stream is done with them.
-struct window_parts {
-    std::vector<std::shared_ptr<std::byte>> memory;
-    std::size_t bytes = 0;
-    cudaStream_t stream = nullptr;
-
-    window_parts() = default;
-    window_parts(window_parts const&) = delete;
-    window_parts& operator=(window_parts const&) = delete;
-    ~window_parts() { tolerate(cudaStreamSynchronize(stream)); }
 };
 
 /// What the ranks of one process share.
@@ -122,11 +88,6 @@ struct rank_record {
     std::uint64_t process = 0;  ///< a number of its process's own
     process_group* group = nullptr;
     std::int32_t device = 0, by_flags = 0;
-};
-struct window_record {
-    std::uint64_t bytes = 0;
-    std::uint64_t released = 0;  ///< windows that the rank has let go of and not told yet
-    cudaIpcMemHandle_t handle{};
 };
 
 /// Another in each process, also in one that fork made of this.
@@ -208,9 +169,7 @@ class rank_state {
         flags_.rank = rank_;
         flags_.ranks = ranks_;
         flags_.silent = silent_;
-        auto const deadline = std::clamp<std::chrono::milliseconds>(
-            given.deadline, std::chrono::milliseconds(0), std::chrono::hours(24 * 365));
-        flags_.deadline = static_cast<std::uint64_t>(deadline / std::chrono::nanoseconds(1));
+        flags_.deadline = static_cast<std::uint64_t>(deadline() / std::chrono::nanoseconds(1));
         for (int r = 0; r < ranks_; ++r)
             flags_.boards[r] = reinterpret_cast<std::uint64_t*>(boards_->memory[index(r)].get());
         expect_cuda(cudaMemsetAsync(flags_.boards[rank_], 0, board_bytes(), stream),
@@ -272,10 +231,16 @@ class rank_state {
         launch(fence_part::take_back);
         drain();
     }
-    /// When the group cannot go on: what waits for flags on this rank's stream ends.
+    /// When the group cannot go on: ends what waits for flags on this rank's stream, unless they come soon:
+    /// those of calls that have returned have been told.
     void give_up() {
-        ended_ = true;
-        if (silent_ != nullptr) ulysses::detail::store_release(silent_, flag_fence::gave_up);
+        if (std::exchange(ended_, true) || silent_ == nullptr) return;
+        auto const patience =
+            std::min<std::chrono::milliseconds>(deadline() / 4, std::chrono::seconds(10));
+        auto const end = std::chrono::steady_clock::now() + patience;
+        while (is_busy() && std::chrono::steady_clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        ulysses::detail::store_release(silent_, flag_fence::gave_up);
     }
 
     /// This rank's part of a window, and what others need to reach it.
@@ -290,7 +255,7 @@ class rank_state {
                   ", the rank is on device ", device_);
         window_record mine;
         mine.bytes = bytes;
-        for (auto const& each : exported_) mine.released += each.untold();
+        mine.released = exported.untold();
         // Of a smaller one the other process maps what CUDA has put beside it as well.
         constexpr std::size_t own_block = std::size_t{2} << 20;
         auto const whole = (bytes + own_block - 1) / own_block * own_block;
@@ -311,33 +276,13 @@ class rank_state {
     }
     /// Takes hold of every rank's part.
     void open(std::shared_ptr<window_parts> const& parts, std::span<window_record const> all) {
-        ++window_number_;
-        if (others_elsewhere_) exported_.push_back({window_number_, parts, own_slot().part});
+        if (others_elsewhere_) exported.add(parts, own_slot().part);
         for (int r = 0; r < ranks_; ++r)
             parts->memory[index(r)] = here_[index(r)] ? group_->slots[index(r)].part
                                                       : mapped_memory(all[index(r)].handle);
     }
     /// When every rank has, or none will.
     void withdraw() { own_slot().part.reset(); }
-
-    /// Tells the numbers of windows that this rank has let go of; zeros behind them.
-    std::vector<std::uint64_t> tell_released(std::uint64_t count) {
-        std::vector<std::uint64_t> numbers;
-        numbers.reserve(count);
-        for (auto& each : exported_)
-            if (each.untold()) {
-                numbers.push_back(each.number);
-                each.told = true;
-            }
-        numbers.resize(count);
-        return numbers;
-    }
-    /// Those of all ranks. Memory that other processes have mapped is kept until all have told.
-    void hear_released(std::span<std::uint64_t const> numbers) {
-        for (auto const number : numbers)
-            for (auto& each : exported_) each.released_by += each.number == number;
-        std::erase_if(exported_, [&](auto const& each) { return each.released_by == ranks_; });
-    }
 
     /// Lets go of windows that no call of a user names.
     void close() {
@@ -349,18 +294,9 @@ class rank_state {
     options given;
     cuda_work work;
     std::shared_ptr<window_parts const> shared[2];
+    exported_windows exported;
 
    private:
-    struct exported_window {
-        std::uint64_t number;
-        std::weak_ptr<window_parts> window;
-        std::shared_ptr<std::byte> part;
-        bool told = false;
-        int released_by = 0;
-
-        bool untold() const { return !told && window.expired(); }
-    };
-
     static int current_device() {
         int device = 0;
         expect_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -368,6 +304,18 @@ class rank_state {
     }
     static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
+    std::chrono::milliseconds deadline() const {
+        return std::clamp<std::chrono::milliseconds>(given.deadline, std::chrono::milliseconds(0),
+                                                     std::chrono::hours(24 * 365));
+    }
+    bool is_busy() const {
+        auto capture = cudaStreamCaptureStatusNone;
+        auto result = cudaStreamIsCapturing(stream, &capture);
+        if (result == cudaSuccess && capture == cudaStreamCaptureStatusNone)
+            result = cudaStreamQuery(stream);
+        tolerate(result);
+        return result == cudaErrorNotReady;
+    }
     void launch(fence_part part) const {
         auto fence = flags_;
         fence.part = part;
@@ -409,12 +357,10 @@ class rank_state {
     bool told_ = false;   ///< at a fence that the stream has not passed, and is not captured
     bool ended_ = false;  ///< the group cannot go on
     unsigned parity_ = 0;
-    std::uint64_t window_number_ = 0;
     std::unique_ptr<process_group> candidate_;
     process_group* group_ = nullptr;
     std::vector<bool> here_;
     std::shared_ptr<event> fences_[2];
-    std::vector<exported_window> exported_;
     std::vector<std::weak_ptr<window_parts const>> windows_;  ///< but those of graphs
     std::vector<std::shared_ptr<window_parts const>> in_graphs_;
     std::shared_ptr<window_parts const> boards_;

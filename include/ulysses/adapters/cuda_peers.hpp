@@ -121,8 +121,8 @@ class communicator {
         collectively([&] { host_.all_reduce(values, op); });
     }
     void leave(std::string_view text) const requires can_leave<Host> {
-        state_->give_up();
         host_.leave(text);
+        state_->give_up();
     }
 
     /// The new group's streams are those of this one.
@@ -206,10 +206,10 @@ class communicator {
         std::uint64_t most = 0;
         for (auto const& each : all) most = std::max(most, each.released);
         if (most == 0) return;
-        auto const own = state_->tell_released(most);
+        auto const own = state_->exported.tell(most);
         std::vector<std::uint64_t> numbers(own.size() * all.size());
         host_.all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(numbers)));
-        state_->hear_released(numbers);
+        state_->exported.hear(numbers, size());
     }
 
     /// Every rank's record, in rank order; every rank throws alike when one of them brings a failure.
