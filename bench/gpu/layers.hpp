@@ -264,6 +264,9 @@ class graph_of_call {
         auto const made = cudaGraphInstantiate(&replay_, graph, 0);
         cudaGraphDestroy(graph);
         expect_cuda(made, "cudaGraphInstantiate");
+        // Now, as a kernel that waits for another rank's holds up what needs an idle device.
+        expect_cuda(cudaGraphUpload(replay_, stream), "cudaGraphUpload");
+        expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     }
     graph_of_call(graph_of_call const&) = delete;
     graph_of_call& operator=(graph_of_call const&) = delete;

@@ -149,7 +149,9 @@ std::array<std::vector<float>, 2> attend(int ranks, std::int64_t tokens,
         layer.attend(step, mine(q), mine(k), mine(v), mine(o));
         check(cudaStreamEndCapture(own_stream.handle, &graph));
         check(cudaGraphInstantiate(&again, graph, 0));
+        check(cudaGraphUpload(again, own_stream.handle));
         check(cudaMemsetAsync(o.first, 0, o.bytes, own_stream.handle));
+        check(cudaStreamSynchronize(own_stream.handle));
         host.fence({});  // all have theirs before one launches: its kernels wait for the others
         check(cudaGraphLaunch(again, own_stream.handle));  // on every rank, as often
         o.get(outputs[1].data() + begin * row);

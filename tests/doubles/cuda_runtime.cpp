@@ -641,6 +641,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsig
     *made = new CUgraphExec_st{std::make_shared<std::vector<work_type>>(graph->work)};
     return cudaSuccess;
 }
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t stream) {
+    return doubles::enqueue(stream, [] {});
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
     return doubles::enqueue(stream, [work = graph->work] {
         for (auto const& each : *work) each();
