@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """usage: nvcc.py ROOT NVCC [-IDIRECTORY]...
 
-Each .cu file of the repository compiles for sm_90 without a warning. Prints what registers each kernel takes;
-one that spills them is a failure.
+Each .cu file of the repository compiles for sm_90 without a warning, nvcc/engine.cu with all that an engine makes
+of the library in one. Prints what registers each kernel takes; one that spills them is a failure.
 """
 
 import pathlib
@@ -42,7 +42,7 @@ def main(root, nvcc, *includes):
             compiled, text = tally.compile([nvcc, *OPTIONS, f"-I{root / 'include'}", *includes, "-c", str(source), "-o",
                                             f"{folder}/object.o"])
         found = kernels(text)
-        if not compiled or not found:
+        if not compiled or not found and "__global__" in source.read_text(encoding="utf-8"):
             count.fail(name, text)
             continue
         count.ok(f"{name} compiles for sm_90")

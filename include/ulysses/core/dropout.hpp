@@ -6,8 +6,7 @@
 #include <ulysses/core/logits.hpp>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 /// Dropout's random numbers: a function of where a probability stands in the whole, not of who computes
@@ -20,7 +19,7 @@ namespace detail {
 /// easy as 1, 2, 3" (2011). `Lanes` counters at once, word by word.
 template <std::size_t Lanes>
 struct philox {
-    using words = std::array<std::array<std::uint32_t, Lanes>, 4>;
+    using words = std::uint32_t[4][Lanes];
 
     ULYSSES_HD static constexpr void apply(words& x, std::uint32_t key0, std::uint32_t key1) {
         for (int round = 0; round < 10; ++round) {

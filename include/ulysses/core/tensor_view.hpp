@@ -17,7 +17,7 @@ using extents4 = std::array<std::int64_t, 4>;
 namespace detail {
 
 /// The product modulo 2^64: foreign extents are multiplied before they are checked.
-ULYSSES_HD constexpr std::int64_t wrapping_product(std::int64_t a, std::int64_t b) {
+constexpr std::int64_t wrapping_product(std::int64_t a, std::int64_t b) {
     return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
 }
 
@@ -55,21 +55,21 @@ struct tensor_view {
     constexpr tensor_view(tensor_view<U, Layout> const& other)
         : tensor_view(other.data, other.extents, other.strides) {}
 
-    ULYSSES_HD constexpr std::int64_t batch() const { return extents[0]; }
-    ULYSSES_HD constexpr std::int64_t tokens() const { return extents[1]; }
-    ULYSSES_HD constexpr std::int64_t heads() const { return extents[2]; }
-    ULYSSES_HD constexpr std::int64_t dim() const { return extents[3]; }
-    ULYSSES_HD constexpr std::int64_t size() const {
+    constexpr std::int64_t batch() const { return extents[0]; }
+    constexpr std::int64_t tokens() const { return extents[1]; }
+    constexpr std::int64_t heads() const { return extents[2]; }
+    constexpr std::int64_t dim() const { return extents[3]; }
+    constexpr std::int64_t size() const {
         return detail::wrapping_product(detail::wrapping_product(extents[0], extents[1]),
                                         detail::wrapping_product(extents[2], extents[3]));
     }
 
     /// Address of the contiguous row of `dim()` elements of one token and head.
-    ULYSSES_HD constexpr T* row(std::int64_t b, std::int64_t token, std::int64_t head) const {
+    constexpr T* row(std::int64_t b, std::int64_t token, std::int64_t head) const {
         return data + b * strides[0] + token * strides[1] + head * strides[2];
     }
-    ULYSSES_HD constexpr T& operator()(std::int64_t b, std::int64_t token, std::int64_t head,
-                                       std::int64_t d) const {
+    constexpr T& operator()(std::int64_t b, std::int64_t token, std::int64_t head,
+                            std::int64_t d) const {
         return row(b, token, head)[d * strides[3]];
     }
 

@@ -53,8 +53,8 @@ template <class T>
     [&]<std::size_t... I>(std::index_sequence<I...>) {
         T const* const row[] = {a.row[I]...};
         auto const step = a.step;
-        vector left[] = {vector{static_cast<T>(0 * I)}...};
-        vector right[] = {vector{static_cast<T>(0 * I)}...};
+        vector left[] = {(static_cast<void>(I), vector{})...};
+        vector right[] = {(static_cast<void>(I), vector{})...};
         if (!fresh) {
             ((left[I] = load_pack(c + static_cast<std::int64_t>(I) * c_stride) * beta), ...);
             ((right[I] = load_pack(c + static_cast<std::int64_t>(I) * c_stride + lanes<T>) * beta),

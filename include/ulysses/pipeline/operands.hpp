@@ -146,11 +146,13 @@ void take_logits(local_operands<T, Layout>& local, plan const& moves, std::strin
     both("bias", layer.logits.bias, !given.bias.empty());
     if (given.dropout || trains)
         both("a dropout key", layer.dropout != real{}, given.dropout.has_value());
-    for (auto const& [name, values] : {std::pair{std::string_view("slopes"), given.slopes},
-                                       std::pair{std::string_view("sinks"), given.sinks}})
+    auto const one_a_head = [&](std::string_view name, auto const& values) {
         if (!values.empty() && values.size() != layer.heads)
             raise(errc::invalid_tensor, at, call, "slopes and sinks have one number a query head",
                   name, " have ", values.size(), ", heads ", layer.heads);
+    };
+    one_a_head("slopes", given.slopes);
+    one_a_head("sinks", given.sinks);
     local.logits = given;
     if (given.bias.empty()) return;
     check_bias(moves, call, "bias", given.bias.layout(), at);
@@ -201,29 +203,31 @@ void take_gradients(local_operands<T, Layout>& local, plan const& moves, DO cons
     apart("dq", local.dq, "dv", local.dv);
     apart("dk", local.dk, "dv", local.dv);
     tensor_view<T const, Layout> const kept_o = local.o;
-    for (auto const& [name, input] : {std::pair{std::string_view("q"), local.q},
-                                      {"k", local.k},
-                                      {"v", local.v},
-                                      {"o", kept_o}}) {
+    auto const apart_from = [&](std::string_view name, auto const& input) {
         apart("dq", local.dq, name, input);
         apart("dk", local.dk, name, input);
         apart("dv", local.dv, name, input);
-    }
+    };
+    apart_from("q", local.q);
+    apart_from("k", local.k);
+    apart_from("v", local.v);
+    apart_from("o", kept_o);
 }
 
 /// Checks that what was taken is memory of the space.
 template <class Space, class T, class Layout>
 void check_memory(std::string_view call, local_operands<T, Layout> const& local, where at) {
-    for (auto const& [name, input] : {std::pair{std::string_view("q"), local.q},
-                                      {"k", local.k},
-                                      {"v", local.v},
-                                      {"dout", local.dout}})
-        check_memory<Space>(call, name, input, at);
-    for (auto const& [name, output] : {std::pair{std::string_view("o"), local.o},
-                                       {"dq", local.dq},
-                                       {"dk", local.dk},
-                                       {"dv", local.dv}})
-        check_memory<Space>(call, name, output, at);
+    auto const check = [&](std::string_view name, auto const& operand) {
+        check_memory<Space>(call, name, operand, at);
+    };
+    check("q", local.q);
+    check("k", local.k);
+    check("v", local.v);
+    check("dout", local.dout);
+    check("o", local.o);
+    check("dq", local.dq);
+    check("dk", local.dk);
+    check("dv", local.dv);
 }
 
 }  // namespace ulysses::inline ULYSSES_ABI

@@ -26,9 +26,10 @@ struct weight_view {
     std::int64_t stride = 0;
     bool transposed = false;
 
-    constexpr operator weight_view<T const>() const requires(!std::is_const_v<T>) {
-        return {data, stride, transposed};
-    }
+    /// A view of mutable elements is a view of const ones.
+    template <class U>
+        requires(std::is_same_v<U, T const> && !std::is_same_v<U, T>)
+    constexpr operator weight_view<U>() const { return {data, stride, transposed}; }
 };
 
 /// Weights of one layer: q [C, Hq D], k [C, Hkv D], v [C, Hkv Dv], o [Hq Dv, C]. Biases have one

@@ -25,9 +25,10 @@ struct row_view {
     constexpr row_view(T* first, std::int64_t count, std::int64_t columns, std::int64_t step)
         : data(first), rows(count), width(columns), stride(step) {}
 
-    constexpr operator row_view<T const>() const requires(!std::is_const_v<T>) {
-        return {data, rows, width, stride};
-    }
+    /// A view of mutable elements is a view of const ones.
+    template <class U>
+        requires(std::is_same_v<U, T const> && !std::is_same_v<U, T>)
+    constexpr operator row_view<U>() const { return {data, rows, width, stride}; }
     constexpr T* row(std::int64_t i) const { return data + i * stride; }
     constexpr row_view slice(index_range part) const {
         return {data + part.begin * stride, part.size(), width, stride};
