@@ -15,8 +15,8 @@ namespace {
 
 std::array<std::uint32_t, 4> philox_of(std::array<std::uint32_t, 4> const& counter,
                                        std::uint32_t key0, std::uint32_t key1) {
-    uly::detail::philox<2>::words words;
-    for (std::size_t w = 0; w < 4; ++w) words[w] = {0u, counter[w]};
+    uly::detail::philox<2>::words words{};
+    for (std::size_t w = 0; w < 4; ++w) words[w][1] = counter[w];
     uly::detail::philox<2>::apply(words, key0, key1);
     return {words[0][1], words[1][1], words[2][1], words[3][1]};
 }
