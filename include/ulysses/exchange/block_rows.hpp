@@ -26,7 +26,7 @@ struct block_rows {
     strides3 strides;
 };
 
-constexpr strides3 row_strides(strides3 const& in_rows, std::int64_t pitch) {
+constexpr strides3 pitched_strides(strides3 const& in_rows, std::int64_t pitch) {
     return {in_rows[0] * pitch, in_rows[1] * pitch, in_rows[2] * pitch};
 }
 
@@ -39,13 +39,13 @@ block_rows local_rows(plan_block const& block, token_view<T> const& local) {
 
 /// `begin` is where the region begins on the rank that holds it.
 inline block_rows region_rows(plan_block const& block, std::byte* begin, region const& place) {
-    return {begin + block.row * place.pitch, row_strides(block.row_strides, place.pitch)};
+    return {begin + block.row * place.pitch, pitched_strides(block.row_strides, place.pitch)};
 }
 
 /// Strides of rows in a message, which hold no padding.
 template <class Block>
 strides3 message_strides(Block const& block, region const& place) {
-    return row_strides(block.message_strides, place.row_bytes);
+    return pitched_strides(block.message_strides, place.row_bytes);
 }
 
 /// A copy of a block, both sides of which are to be said.

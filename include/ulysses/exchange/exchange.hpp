@@ -122,7 +122,7 @@ class exchange {
             for (std::int64_t rank = 0; rank < ranks_.size(); ++rank) {
                 auto const row = rank * moves.slot_rows + block.message_row;
                 slot_sums_.from(own + slots.offset + row * slots.pitch,
-                                detail::row_strides(block.message_strides, slots.pitch));
+                                detail::pitched_strides(block.message_strides, slots.pitch));
             }
         }
         slot_sums_.template add<T, T>(queue);
@@ -322,7 +322,7 @@ class exchange {
         for (auto const& part : from) {
             if (auto const* const begin = region_of(part.peer))
                 sums_.from(begin + part.row * place.pitch,
-                           detail::row_strides(each.row_strides, place.pitch));
+                           detail::pitched_strides(each.row_strides, place.pitch));
             else
                 sums_.from(message_rows(in_, part, place), detail::message_strides(part, place));
             seen_->moved(part.peer, ranks_.rank(),
