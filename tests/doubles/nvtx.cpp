@@ -5,6 +5,8 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstring>
+#include <deque>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,12 +16,18 @@ namespace {
 thread_local std::vector<std::string> events;
 thread_local int depth = 0;
 
+/// A text that lives as long as the program.
+std::string* kept(char const* text) {
+    static std::mutex guard;
+    static std::deque<std::string> all;
+    std::lock_guard const lock(guard);
+    return &all.emplace_back(text);
+}
 nvtxDomainHandle_t create(char const* name) {
-    return reinterpret_cast<nvtxDomainHandle_t>(
-        new std::string(name));  // lives as long as the program
+    return reinterpret_cast<nvtxDomainHandle_t>(kept(name));
 }
 nvtxStringHandle_t keep(nvtxDomainHandle_t, char const* text) {
-    return reinterpret_cast<nvtxStringHandle_t>(new std::string(text));
+    return reinterpret_cast<nvtxStringHandle_t>(kept(text));
 }
 void note(nvtxDomainHandle_t domain, std::string const& what) {
     events.push_back(*reinterpret_cast<std::string const*>(domain) + " " + what);
